@@ -17,7 +17,7 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.trunks.qwen3 import Qwen3Config
-from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params
+from qrag_jax.models.trunks.transformer import LAYERS, WORDS, Params
 
 _LEAST_LAYERS, _LEAST_HIDDEN = 2, 16
 _OFFSETS = 3  # so many tokens before each one are compared, if there are as many heads
@@ -56,7 +56,7 @@ def with_copying_heads(params: Params, config: Qwen3Config, seed: int) -> Params
     """Random parameters of a decoder, in which two layers' heads are replaced by ones that copy.
 
     Args:
-        params: of `Qwen3.init_params`, with norms of heads.
+        params: of `Transformer.init_params`, with norms of heads.
         config: its sizes. `rope_theta` should be large: what turns slowly can be compared far off.
         seed: of the token vectors and of the random maps between parts of a hidden state.
     """

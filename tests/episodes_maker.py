@@ -12,7 +12,8 @@ from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode, st
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.trunks.families import Bert, BertConfig
+from qrag_jax.models.trunks.families import BertConfig
+from qrag_jax.models.trunks.transformer import Transformer
 
 PAD, CLS, SEP, FIRST_WORD = 0, 2, 3, 5
 VOCAB, POSITIONS = 40, 48
@@ -28,7 +29,7 @@ def tiny_encoder(
     sizes = {"vocab_size": VOCAB, "hidden_size": hidden, "intermediate_size": 2 * hidden}
     sizes |= {"num_hidden_layers": layers, "num_attention_heads": 2}
     config = BertConfig(max_position_embeddings=POSITIONS, **sizes)
-    return TextEncoder(Bert(config, precision), hidden, POSITIONS, CLS, SEP, PAD)
+    return TextEncoder(Transformer(config, precision), hidden, POSITIONS, CLS, SEP, PAD)
 
 
 def tower(encoder: TextEncoder, seed: int) -> Params:
@@ -51,7 +52,7 @@ def tower(encoder: TextEncoder, seed: int) -> Params:
 
 @functools.cache
 def _shapes(encoder: TextEncoder) -> Params:
-    return jax.eval_shape(encoder.init, jax.random.key(0))
+    return jax.eval_shape(encoder.module.init_params, jax.random.key(0))
 
 
 def towers(encoder: TextEncoder, seed: int) -> Params:

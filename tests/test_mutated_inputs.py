@@ -217,7 +217,7 @@ def model_files(kind: str) -> dict[str, bytes]:
             write_tiny_lm(folder, TEXTS, config, seed=0)
         else:
             make_scratch_folder(folder, TEXTS, ScratchConfig(1, 8, 2, 80, 32), 0)
-            more = {"pooling": "mean", "normalise": True, "scale": 0.5, "pooler": False}
+            more = {"pooling": "mean", "normalise": True, "scale": 1.0, "pooler": False}
             write_modules(folder, width=8, max_tokens=32, **more)
         files = (path for path in folder.rglob("*") if path.is_file())
         return {str(path.relative_to(folder)): path.read_bytes() for path in files}

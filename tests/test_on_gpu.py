@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.models.compute.attention import padded_attention
+from qrag_jax.models.compute.attention import causal_attention, padded_attention
 from qrag_jax.models.compute.precision import FUSED, Precision, precision
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.trunks.families import Bert, BertConfig
+from qrag_jax.models.trunks.families import BertConfig
+from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from tests.entry_points import ROOT, SHARED, assert_same_run, end, wait_for_step
@@ -60,8 +61,8 @@ def test_cudnns_attention_is_that_of_the_definition(causal: bool, groups: int, w
     pulled = jnp.where(INSIDE, jnp.asarray(cotangent, HALF), 0)
 
     def fused(*heads):
-        how = Precision(HALF, HALF, FUSED)
-        found = padded_attention(*heads, jnp.asarray(LENGTHS), precision=how, causal=causal)
+        attention = causal_attention if causal else padded_attention
+        found = attention(*heads, jnp.asarray(LENGTHS), Precision(HALF, HALF, FUSED))
         return jnp.where(INSIDE, found, 0)
 
     def plain(*heads):
@@ -83,7 +84,7 @@ def test_cudnns_attention_is_that_of_the_definition(causal: bool, groups: int, w
 
 def embedded(dtype: str, device: jax.Device) -> list[np.ndarray]:
     """Embeddings of a BERT of MiniLM's width, and the gradient of a loss, on a device."""
-    module = Bert(
+    module = Transformer(
         BertConfig(300, 384, 3, 12, 1536),
         precision(dtype, Platform.of(make_mesh((1, 1, 1), [device]))),
     )
@@ -91,7 +92,7 @@ def embedded(dtype: str, device: jax.Device) -> list[np.ndarray]:
         module=module, width=384, max_positions=512, opening_id=2, sep_id=3, pad_id=0, scale=1.0
     )
     rng = np.random.default_rng(0)
-    shapes = jax.eval_shape(encoder.init, jax.random.key(0))
+    shapes = jax.eval_shape(encoder.module.init_params, jax.random.key(0))
 
     def fill(path, leaf):
         return 0.05 * rng.standard_normal(leaf.shape, np.float32) + (path[-1].key == "scale")

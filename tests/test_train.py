@@ -14,11 +14,11 @@ from typing import Any
 import ml_collections
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from configs import hotpotqa, own
 from qrag_jax import train
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.model_folder import read_safetensors
 from qrag_jax.runtime import whole_files
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag import QRag
@@ -234,7 +234,7 @@ def test_adapters_alone_are_trained_saved_and_resumed(tmp_path: Path) -> None:
     shutil.rmtree(again / "checkpoints" / "last" / "3")
     assert train.train(adapted(), again) == 0
     assert_same_state(again, run, 3)
-    base, kept = (read_safetensors(each / "encoder" / "model.safetensors") for each in (run, again))
+    base, kept = (load_file(each / "encoder" / "model.safetensors") for each in (run, again))
     assert base.keys() == kept.keys()
     for name, array in base.items():
         np.testing.assert_array_equal(kept[name], array)

@@ -28,14 +28,13 @@ from safetensors.numpy import save_file
 
 from benchmarks.report import ROOT
 from qrag_jax.errors import InputError
-from qrag_jax.models import pretrained
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.files.model_folder import TOKENIZER_FILES, WHOLE_FILE, copy_files
+from qrag_jax.models.files.model_folder import GENERATION, TOKENIZER_FILES, WHOLE_FILE, copy_files
 from qrag_jax.models.files.weight_names import expected_shapes
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks import families
-from qrag_jax.models.trunks.qwen3 import Qwen3
+from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.retrieval.exact import BFLOAT16, Layout, Part, make_search, plan_of, rows_of
 from qrag_jax.runtime.aot import Program
 from qrag_jax.runtime.platform import Platform
@@ -252,20 +251,20 @@ def model_folder(name: str, models: Path, *, drawn: bool) -> Path:
 def write_model(name: str, folder: Path, *, drawn: bool) -> None:
     """Writes the folder of `model_folder`."""
     sizes, of_text = MODELS[name], precision("float32", Platform.of())
-    is_encoder = "Embedding" in name or sizes["model_type"] not in pretrained.DECODERS
+    is_encoder = "Embedding" in name or sizes["model_type"] not in families.DECODERS
+    family = (families.FAMILIES if is_encoder else families.DECODERS)[sizes["model_type"]]
+    config = family.config.from_dict(sizes, name)
     if is_encoder:
-        family = families.FAMILIES[sizes["model_type"]]
-        trunk = family.trunk(family.config.from_dict(sizes, name), of_text, "none")
-        table = family.table
+        trunk = Transformer(config, of_text)
         _encoder_tokenizer(folder)
     else:
-        config = pretrained.DECODERS[sizes["model_type"]].config.from_dict(sizes, name)
-        trunk = Qwen3(config, of_text, "none", own_head=not sizes["tie_word_embeddings"])
-        table = pretrained.DECODERS[sizes["model_type"]].table
+        trunk = Transformer(config, of_text, own_head=not sizes["tie_word_embeddings"])
         write_tiny_lm(folder, [WORDS], TinyLMConfig(positions=32768), seed=0)
-        (folder / pretrained.GENERATION).unlink()
+        (folder / GENERATION).unlink()
     (folder / "config.json").write_text(json.dumps(sizes))
-    (_write_drawn if drawn else _write_zeros)(expected_shapes(table, trunk), folder / WHOLE_FILE)
+    (_write_drawn if drawn else _write_zeros)(
+        expected_shapes(family.table, trunk), folder / WHOLE_FILE
+    )
 
 
 def _encoder_tokenizer(folder: Path) -> None:

@@ -27,6 +27,7 @@ from qrag_jax.models.compute.ragged import TokenRows, embed_rows, pull_back
 from qrag_jax.models.files.weight_names import stored_params
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.trunks.families import family_of
+from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 from qrag_jax.runtime.platform import Platform
 from tests.support.small_models import numpy_tensors
@@ -175,9 +176,8 @@ def build(model: Model, dtype: str) -> tuple[Any, TextEncoder, Params]:
     options = model_options(fields["model_type"])
     theirs = AutoModel.from_config(config, attn_implementation="sdpa", **options).eval()
     family = family_of(fields, model.name)
-    trunk = family.trunk(
-        family.config.from_dict(fields, model.name), precision(dtype, Platform.of()), "none"
-    )
+    config = family.config.from_dict(fields, model.name)
+    trunk = Transformer(config, precision(dtype, Platform.of()))
     params = jax.tree.map(
         np.asarray, stored_params(family.table, trunk, numpy_tensors(theirs), model.name)
     )

@@ -277,7 +277,7 @@ class QueryLearner:
 
     def _losses(self, own: Batch, searches: Drawn) -> torch.Tensor:
         hidden = self.model(input_ids=own.tokens, attention_mask=own.mask).last_hidden_state
-        queries = pool(self.encoder, hidden, own.mask, torch.zeros_like(own.rows))
+        queries = pool(self.encoder, hidden, own.mask)
         scores = torch.einsum("rd,rkd->rk", queries, searches.pool) / POLICY.tau
         log_prob, left = torch.zeros(len(scores)), scores
         for place in searches.actions.T:  # each is drawn from the passages that are left

@@ -26,7 +26,8 @@ from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.first_encoder import OF_MINILM, ScratchConfig, make_scratch_folder
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import UNNORMALISED_SCALE, load_encoder
-from qrag_jax.models.trunks.families import Bert, BertConfig
+from qrag_jax.models.trunks.families import BertConfig
+from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import ALL_SPLIT, make_mesh, shard_batch
@@ -116,7 +117,9 @@ def random_encoder(
 ) -> Encoder:
     """A BERT of these sizes with random weights."""
     encoder = TextEncoder(
-        module=Bert(sizes, precision(config.encoder.dtype, Platform.of()), config.encoder.remat),
+        module=Transformer(
+            sizes, precision(config.encoder.dtype, Platform.of()), config.encoder.remat
+        ),
         width=sizes.hidden_size,
         max_positions=sizes.max_position_embeddings,
         opening_id=tokenizer.cls_id,
@@ -130,7 +133,7 @@ def random_encoder(
         noise = 0.02 * rng.standard_normal(leaf.shape, np.float32)
         return noise + 1 if path[-1].key == "scale" else noise
 
-    shapes = jax.eval_shape(encoder.init, jax.random.key(0))
+    shapes = jax.eval_shape(encoder.module.init_params, jax.random.key(0))
     params = jax.tree_util.tree_map_with_path(fill, shapes)
     return Encoder(encoder, params, f"{name} (random weights)")
 

@@ -12,7 +12,7 @@ import optax
 from optax.contrib import MuonDimensionNumbers, scale_by_muon
 
 from qrag_jax.errors import Natural, Positive, Share, Weight, one_of
-from qrag_jax.models.trunks.trunk import LAYERS
+from qrag_jax.models.trunks.transformer import LAYERS
 from qrag_jax.runtime.config_fields import internal
 
 MATRICES, OTHERS = "matrices", "others"

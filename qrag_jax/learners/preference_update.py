@@ -17,7 +17,7 @@ from qrag_jax.learners.state import Critic, TrainState
 from qrag_jax.learners.token_policy import ROW_AXES, BlockPasses, TokenPolicy, token_count
 from qrag_jax.learners.update import REPLICATED, Update, counted, step_metrics
 from qrag_jax.models.compute.ragged import TokenCount
-from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.models.trunks.transformer import Params
 from qrag_jax.policies.tokens import TokenScores
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
 from qrag_jax.rollouts.trajectories import TokenBatch

@@ -23,8 +23,7 @@ from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.compute.row_sums import add_rows, take_rows
 from qrag_jax.models.compute.sharing import shared_layout
-from qrag_jax.models.trunks.qwen3 import HEAD
-from qrag_jax.models.trunks.trunk import WORDS, Params, Trunk
+from qrag_jax.models.trunks.transformer import HEAD, WORDS, Params, Transformer
 from qrag_jax.policies.tokens import Vocabulary, token_scores
 from qrag_jax.rollouts.token_blocks import TokenBlocks
 from qrag_jax.runtime.mesh import (
@@ -55,7 +54,7 @@ class TokenPolicy(Learner, Generic[Config]):
         rests_until: the policy learns nothing before this update, in which its critic warms up.
     """
 
-    trunk: Trunk
+    trunk: Transformer
     vocabulary: Vocabulary
     config: Config
     weights: tuple[float, ...]

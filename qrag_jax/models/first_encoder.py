@@ -21,7 +21,7 @@ from tokenizers import normalizers, pre_tokenizers, processors
 
 from qrag_jax.errors import Count, InputError, Natural, least, one_of
 from qrag_jax.models.files.model_folder import read_config, resolve_folder
-from qrag_jax.models.files.sentence_transformers import prompts
+from qrag_jax.models.files.sentence_transformers import print_unused_prompts
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.heads.embedding import MEAN
 from qrag_jax.models.pretrained import (
@@ -33,8 +33,8 @@ from qrag_jax.models.pretrained import (
     save_encoder,
     with_new_adapters,
 )
-from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
-from qrag_jax.models.trunks.trunk import REMAT_POLICIES
+from qrag_jax.models.trunks.families import BERT_TABLE, BertConfig
+from qrag_jax.models.trunks.transformer import REMAT_POLICIES, Transformer
 from qrag_jax.runtime import hosts, retriever_config
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
@@ -182,13 +182,9 @@ def _build(
             save_encoder(load_encoder(state, **settings), state, building)
             for second in chunk:
                 save_encoder(load_encoder(second, **settings), second, building / SECOND)
-            found = prompts(origin)
-            if found and not config.state_prefix and not config.chunk_prefix:
-                texts = ", ".join(f"{name} {text!r}" for name, text in found.items())
-                print(
-                    f"The model's prompts are not used ({texts}); config.encoder.state_prefix and "
-                    "config.encoder.chunk_prefix begin texts with one."
-                )
+            if not config.state_prefix and not config.chunk_prefix:
+                fix = "config.encoder.state_prefix and chunk_prefix begin texts with one"
+                print_unused_prompts(origin, fix)
         load_encoder(building, **settings)  # refused before it is the run's own
         building.rename(folder)
     finally:
@@ -264,7 +260,7 @@ def make_scratch_folder(
         intermediate_size=4 * config.hidden,
         max_position_embeddings=config.positions,
     )
-    params = jax.tree.map(np.asarray, jax.jit(Bert(bert).init_params)(jax.random.key(seed)))
+    params = jax.tree.map(np.asarray, jax.jit(Transformer(bert).init_params)(jax.random.key(seed)))
     config_dict = {"model_type": "bert", **dataclasses.asdict(bert)}
     save_folder(BERT_TABLE, params, config_dict, folder, folder)
 

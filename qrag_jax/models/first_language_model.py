@@ -21,18 +21,17 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from qrag_jax.errors import Count, InputError, Natural, Positive, least, one_of
-from qrag_jax.models.files.model_folder import resolve_folder
+from qrag_jax.models.files.model_folder import GENERATION, resolve_folder
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.pretrained import (
-    DECODERS,
-    GENERATION,
     LoadedLanguageModel,
     LoraConfig,
     load_language_model,
     new_adapters,
 )
-from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
-from qrag_jax.models.trunks.trunk import REMAT_POLICIES
+from qrag_jax.models.trunks.families import DECODERS
+from qrag_jax.models.trunks.qwen3 import Qwen3Config
+from qrag_jax.models.trunks.transformer import REMAT_POLICIES, Transformer
 from qrag_jax.runtime import hosts, own_code
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.platform import Platform
@@ -209,7 +208,7 @@ def write_tiny_lm(
         rope_theta=config.rope_theta,
         tie_word_embeddings=True,
     )
-    params = jax.tree.map(np.asarray, jax.jit(Qwen3(sizes).init_params)(jax.random.key(seed)))
+    params = jax.tree.map(np.asarray, jax.jit(Transformer(sizes).init_params)(jax.random.key(seed)))
     if change is not None:
         params = change(params=params, config=sizes, seed=seed)
     fields = dataclasses.asdict(sizes) | {"eos_token_id": end}

@@ -24,14 +24,14 @@ from qrag_jax.errors import InputError, Natural, Positive, Rule
 from qrag_jax.models.compute.linear import LORA_A, LORA_B
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.files.model_folder import (
-    check_tokenizer_links,
-    copy_files,
+    GENERATION,
+    TOKENIZER_FILES,
     open_tensors,
     read_config,
     read_json,
     trunk_folder,
 )
-from qrag_jax.models.files.sentence_transformers import read_inputs, read_published
+from qrag_jax.models.files.sentence_transformers import VECTOR_SCALE, read_inputs, read_published
 from qrag_jax.models.files.weight_names import (
     LeafPath,
     NameTable,
@@ -40,37 +40,15 @@ from qrag_jax.models.files.weight_names import (
     stored_params,
 )
 from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
-from qrag_jax.models.trunks.families import FAMILIES, Family, family_of
-from qrag_jax.models.trunks.qwen3 import HEAD, KINDS, TABLE, LanguageModel, Qwen3, Qwen3Config
-from qrag_jax.models.trunks.transformer import Transformer
-from qrag_jax.models.trunks.trunk import LAYERS, Params, Trunk
+from qrag_jax.models.trunks.families import DECODERS, FAMILIES, HEAD_NAME, Family, family_of
+from qrag_jax.models.trunks.qwen3 import LanguageModel
+from qrag_jax.models.trunks.transformer import LAYERS, Params, Transformer
 from qrag_jax.runtime.config_fields import check_value, refusing_types
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
 from qrag_jax.runtime.whole_files import inside, write_json
 
 UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
-# A field of `config.json`: the factor on pooled vectors that is not in the weights. An exported
-# tower has it, and transformers keeps it when it saves the model again.
-VECTOR_SCALE = "qrag_jax_vector_scale"
-GENERATION = "generation_config.json"
-_HEAD_NAME, _TRUNK = "lm_head.weight", "model."
-# Language models by the model_type of config.json, with the names of trunk and head.
-DECODERS = {
-    kind: Family(
-        Qwen3Config,
-        Qwen3,
-        dataclasses.replace(
-            TABLE,
-            names={at: _TRUNK + name for at, name in TABLE.names.items()} | {(HEAD,): _HEAD_NAME},
-            prefixes=("",),
-            trunk=tuple(_TRUNK + name for name in TABLE.trunk),
-            model_type=kind,
-            architecture=f"{kind.capitalize()}ForCausalLM",
-        ),
-    )
-    for kind in KINDS
-}
 
 
 # ---------------------------------------------------------------------- adapters
@@ -131,14 +109,10 @@ def target_modules(table: NameTable, targets: str | tuple[str, ...]) -> dict[Lea
     return {path: m for path, m in linear.items() if any(has(m, name) for name in names)}
 
 
-def _kernel_shapes(module: Trunk) -> dict[LeafPath, tuple[int, ...]]:
-    """Path of every linear map in the layers → shape of its stacked kernels, `(n, in, out)`."""
-    return {at[:-1]: (n, *shape) for at, n, shape in leaves_of(module) if at[-1] == "kernel"}
-
-
-def new_adapters(table: NameTable, module: Trunk, config: LoraConfig, seed: int) -> Params:
+def new_adapters(table: NameTable, module: Transformer, config: LoraConfig, seed: int) -> Params:
     """New adapters, which change no output yet: A is uniform in ±1/√in as in PEFT, B is zero."""
-    rng, shapes = np.random.default_rng(seed), _kernel_shapes(module)
+    rng = np.random.default_rng(seed)
+    shapes = {at[:-1]: (n, *shape) for at, n, shape in leaves_of(module) if at[-1] == "kernel"}
     leaves: dict[LeafPath, np.ndarray] = {}
     for path in sorted(target_modules(table, config.targets)):
         layers, width_in, width_out = shapes[path]
@@ -171,7 +145,7 @@ def write_adapters(
         "r": config.rank,
         "lora_alpha": config.alpha,
         "lora_dropout": config.dropout,
-        "target_modules": sorted({_within_layer(table, path[:-1]) for path in leaves}),
+        "target_modules": sorted({linear[path[:-1]].partition("{}.")[2] for path in leaves}),
         "bias": "none",
         "auto_mapping": {  # the base's class and its Python module
             "base_model_class": table.architecture,
@@ -181,11 +155,6 @@ def write_adapters(
         "inference_mode": True,
     }
     write_json(folder / CONFIG_NAME, settings)
-
-
-def _within_layer(table: NameTable, place: LeafPath) -> str:
-    """Hugging Face's name of a module, relative to its layer."""
-    return table.names[*place, "kernel"].removesuffix(".weight").partition("{}.")[2]
 
 
 # ---------------------------------------------------------------------- models
@@ -250,10 +219,11 @@ def _load(
     family = family_of(model_config, where, families)
     with refusing_types(where, "copy the model's own"):
         config = family.config.from_dict(model_config, where)
-    check_tokenizer_links(folder)
+    for name in TOKENIZER_FILES:
+        inside(folder, name)  # libraries follow links
     tensors = open_tensors(folder)
     own_head = families is DECODERS and _has_own_head(model_config, tensors, folder)
-    trunk = family.trunk(config, computed_in, remat, not platform.on_cpu, own_head=own_head)
+    trunk = Transformer(config, computed_in, remat, not platform.on_cpu, own_head=own_head)
     return {
         "trunk": trunk,
         "table": family.table,
@@ -293,8 +263,7 @@ def load_encoder(
     Args:
         dtype, activations, remat, prefixes, dropout: see `EncoderConfig`.
         scale: factor on the pooled vector; None: what config.json says (`VECTOR_SCALE`, as in
-            exported towers), else the model's own factor, or if it has none 1 for normalised
-            vectors and 0.1 (as in Q-RAG) for others.
+            exported towers), else 1 for normalised vectors and 0.1 (as in Q-RAG) for others.
         pooling, normalise: "" and None: as the model does, by its sentence-transformers files, else
             by its family. If both are given, the folder's own are not read.
         platform: the devices that compute; None: those of this process.
@@ -320,15 +289,15 @@ def load_encoder(
     lowers, _ = read_inputs(root)
     tokenizer = TextTokenizer.load(folder, opens_rows=not is_causal, lowers=lowers)
     _check_vocabulary(folder, tokenizer.vocab_size, config.vocab_size)
-    own_pooling, own_scale = None, None
+    own_pooling = None
     if not pooling or normalise is None:
-        own_pooling, own, own_scale = read_published(root) or (None, is_causal, None)
+        own_pooling, own = read_published(root) or (None, is_causal)
         normalise = own if normalise is None else normalise
     if scale is None:
         scale = fields["model_config"].get(VECTOR_SCALE)
         if scale is not None:
             check_value(Positive, scale, f"{where}: {VECTOR_SCALE}")
-        scale = float(scale or own_scale or (1.0 if normalise else UNNORMALISED_SCALE))
+        scale = float(scale or (1.0 if normalise else UNNORMALISED_SCALE))
     state_ids, chunk_ids = tokenizer.encode([state_prefix, chunk_prefix])
     encoder = TextEncoder(
         module=trunk,
@@ -388,18 +357,15 @@ def save_language_model(
     """Writes a folder that Hugging Face's model class opens; see `weight_names.save_folder`."""
     config = loaded.model_config | {"tie_word_embeddings": not loaded.trunk.own_head}
     save_folder(loaded.table, params, config, tokenizer_files_from, out)
-    generation = inside(tokenizer_files_from, GENERATION)
-    if generation.is_file():
-        copy_files({generation.name: generation}, out)
 
 
 def _has_own_head(config: Mapping[str, Any], tensors: Mapping[str, Any], folder: Path) -> bool:
     """Whether the head is not the word table; a file may repeat a tied table as the head."""
     tied = config.get("tie_word_embeddings")
-    there = _HEAD_NAME in tensors
+    there = HEAD_NAME in tensors
     if tied is False and not there:
         raise InputError(
-            f"{folder}: the weights have no language-model head ({_HEAD_NAME}), and config.json "
+            f"{folder}: the weights have no language-model head ({HEAD_NAME}), and config.json "
             "has tie_word_embeddings false; use the folder of the language model, not of its "
             "encoder."
         )
@@ -408,7 +374,7 @@ def _has_own_head(config: Mapping[str, Any], tensors: Mapping[str, Any], folder:
 
 def _stop_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     """The ids that end a turn: those of generation_config.json, else of config.json."""
-    path = inside(folder, GENERATION)
+    path = folder / GENERATION
     found = (read_json(path) if path.is_file() else {}).get("eos_token_id")
     found = config.get("eos_token_id") if found is None else found
     ids = found if isinstance(found, list) else [] if found is None else [found]

@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted, attach
-from qrag_jax.models.trunks.qwen3 import LanguageModel, Qwen3
+from qrag_jax.models.trunks.qwen3 import LanguageModel
 from qrag_jax.models.trunks.qwen3_cache import (
     APART,
     Cache,
@@ -38,7 +38,7 @@ from qrag_jax.models.trunks.qwen3_cache import (
     extend,
     layers_of,
 )
-from qrag_jax.models.trunks.trunk import WORDS, Params
+from qrag_jax.models.trunks.transformer import WORDS, Params, Transformer
 from qrag_jax.rollouts.trajectories import LENGTH, STOP, Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.mesh import AXES
 from qrag_jax.runtime.platform import compiler_options
@@ -282,7 +282,7 @@ def _sampled(
 
 
 def _stages(
-    trunk: Qwen3, prepared: Params, cache: Cache, source: jax.Array
+    trunk: Transformer, prepared: Params, cache: Cache, source: jax.Array
 ) -> tuple[Cache | DecodeCache, Sequence[tuple[int, _Append]]]:
     """The cache of the rows, and how tokens are appended while they stand before some place."""
     if trunk.scanned:

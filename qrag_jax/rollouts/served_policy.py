@@ -43,7 +43,7 @@ from qrag_jax.models.compute.lora import Adapted, attach, merge
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained import LoadedLanguageModel, LoraConfig, write_adapters
 from qrag_jax.models.trunks.qwen3 import LanguageModel
-from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.models.trunks.transformer import Params
 from qrag_jax.policies.tokens import Vocabulary, token_scores
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.trajectories import LENGTH, STOP, Sampled, SampleRequest, SamplingConfig

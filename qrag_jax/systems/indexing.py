@@ -44,13 +44,17 @@ from qrag_jax.learners import placement
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.files.model_folder import resolve_folder
-from qrag_jax.models.files.sentence_transformers import FLAGS, POOLING_NAMES, prompts, read_inputs
+from qrag_jax.models.files.sentence_transformers import (
+    FLAGS,
+    POOLING_NAMES,
+    print_unused_prompts,
+    read_inputs,
+)
 from qrag_jax.models.files.weight_names import LeafPath, tensors_from_params
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
-from qrag_jax.models.trunks.families import family_of
-from qrag_jax.models.trunks.trunk import LAYERS
+from qrag_jax.models.trunks.transformer import LAYERS
 from qrag_jax.retrieval import bm25, corpus, index_folder
 from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus
 from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, QDRANT
@@ -89,8 +93,8 @@ def one_tower(loaded: LoadedEncoder, number: int, params: Params | Adapted) -> P
         one = folded(adapted, encoder.lora_scale)
     else:
         one = on_host(params, number)
-    family = family_of(loaded.model_config, "config.json")
-    return scaled_norm(one, family.last_norm, encoder.scale / scale_outside(encoder))
+    last_norm = loaded.trunk.config.last_norm
+    return scaled_norm(one, last_norm, encoder.scale / scale_outside(encoder))
 
 
 def on_host(stacked: Params, number: int) -> Params:
@@ -221,9 +225,8 @@ class PassageEncoder:
             own = own_prefix(loaded.tokenizer)
             encoder = dataclasses.replace(encoder, chunk_prefix=own)
             loaded = dataclasses.replace(loaded, encoder=encoder)
-            if not own and (found := prompts(folder)):
-                texts = ", ".join(f"{name} {text!r}" for name, text in found.items())
-                print(f"The model's prompts are not used ({texts}); --chunk_prefix gives one.")
+            if not own:
+                print_unused_prompts(folder, "--chunk_prefix gives one")
         longest = read_inputs(folder)[1] or USUAL_TOKENS
         row_tokens = max_tokens or min(longest, encoder.max_positions)
         least = max(len(encoder.chunk_opening), len(encoder.state_opening)) + 2

@@ -36,8 +36,7 @@ from qrag_jax.models.files import sentence_transformers
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.first_encoder import origin, prepare_encoder
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.pretrained import VECTOR_SCALE, LoadedEncoder, load_encoder, write_adapters
-from qrag_jax.models.trunks.families import family_of
+from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, write_adapters
 from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers, form_of
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.rollouts.text_table import MeshTower
@@ -162,15 +161,16 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, o
     """Writes one tower as a folder that `SentenceTransformer(out)` reads; see `one_tower`."""
     encoder, tokenizer, most = loaded.encoder, loaded.tokenizer, tower.max_tokens
     out.mkdir()
-    for make in (sentence_transformers.write_tokenizer, sentence_transformers.check_tokenizer):
-        make(out, tokenizer, tower.opening, max_tokens=most, plain=tower.plain)
-    family, outside = family_of(loaded.model_config, str(out)), scale_outside(encoder)
+    sentence_transformers.write_tokenizer(
+        out, tokenizer, tower.opening, max_tokens=most, plain=tower.plain
+    )
+    outside, has_pooler = scale_outside(encoder), not loaded.trunk.config.PRE_NORM
     how: Any = {"pooling": encoder.pooling, "normalise": encoder.normalise, "scale": outside}
     sentence_transformers.write_modules(
-        out, width=encoder.width, max_tokens=most, pooler=family.has_pooler, **how
+        out, width=encoder.width, max_tokens=most, pooler=has_pooler, **how
     )
-    config = loaded.model_config | {VECTOR_SCALE: outside}
-    save_folder(family.table, one_tower(loaded, tower.number, params), config, out, out)
+    config = loaded.model_config | {sentence_transformers.VECTOR_SCALE: outside}
+    save_folder(loaded.table, one_tower(loaded, tower.number, params), config, out, out)
 
 
 def export(run: SavedRun, which: str, out: Path) -> None:

@@ -37,7 +37,7 @@ from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.first_language_model import named_folder, prepare_language_model
 from qrag_jax.models.pretrained import LoadedLanguageModel
-from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.models.trunks.transformer import Params
 from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.experience import AgentExperience, Drawn, Experience, Playing, QuestionOrder

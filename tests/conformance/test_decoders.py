@@ -1,7 +1,7 @@
 """Every registered language model beside Hugging Face's: a new one is tested by registering it.
 
-It is registered in `tests.support.small_models.DECODERS`. Its trunk is packed into blocks and lies
-on several devices in tests/conformance/test_encoders.py.
+It is registered in `tests.support.small_models.DECODERS`. Its trunk is packed into blocks, lies on
+several devices, has adapters and half precision in tests/conformance/test_encoders.py.
 """
 
 from __future__ import annotations
@@ -18,14 +18,11 @@ import torch
 import transformers
 
 from qrag_jax.models import pretrained
-from qrag_jax.models.compute.lora import Adapted, attach
-from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained import LoadedLanguageModel, load_language_model
-from qrag_jax.models.trunks.qwen3 import TABLE
+from qrag_jax.models.trunks import families
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig
-from tests.support.adapters import read_adapters
 from tests.support.parity import check_gradients
 from tests.support.small_models import DECODERS, torch_decoder, write_bpe_tokenizer
 
@@ -33,7 +30,6 @@ VOCAB, LENGTH = 264, 11
 LENGTHS = np.array([11, 1, 6, 9, 0, 3, 11, 2], np.int32)
 INSIDE = np.arange(LENGTH) < LENGTHS[:, None]
 TOKENS = np.random.default_rng(0).integers(1, VOCAB, (len(LENGTHS), LENGTH)).astype(np.int32)
-HALF = jnp.dtype(jnp.bfloat16)
 # One form of each registered family; the others differ in fields alone.
 KINDS = ("qwen3", "qwen2-untied", "llama3")
 
@@ -73,7 +69,7 @@ logits = jax.jit(lambda model, *given: model.logits(*given), static_argnums=0)
 def test_every_registered_family_is_here() -> None:
     for names in (KINDS, DECODERS):
         kinds = {torch_decoder(name).config.model_type for name in names}
-        assert kinds == set(pretrained.DECODERS)
+        assert kinds == set(families.DECODERS)
 
 
 @every_decoder
@@ -95,17 +91,8 @@ def test_logits_and_gradients_are_those_of_hugging_face(case: Case) -> None:
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found[INSIDE], expected.detach(), atol=1e-4)
     (torch.log_softmax(expected, -1) * torch.tensor(weights[INSIDE])).sum().backward()
-    table = pretrained.DECODERS[loaded.model_config["model_type"]].table
     theirs = {n: p.grad.numpy() for n, p in case.model.named_parameters() if p.grad is not None}
-    check_gradients(tensors_from_params(table, jax.tree.map(np.asarray, gradient)), theirs)
-
-
-def test_half_precision_is_near(cases: dict[str, Case]) -> None:
-    model, params = cases["qwen3"].loaded.model, cases["qwen3"].loaded.params
-    half = dataclasses.replace(model, trunk=model.trunk.clone(precision=Precision(HALF, HALF)))
-    found, exact = (np.asarray(logits(m, params, TOKENS, LENGTHS))[INSIDE] for m in (half, model))
-    assert found.dtype == np.float32
-    assert 1e-4 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < 5e-2
+    check_gradients(tensors_from_params(loaded.table, jax.tree.map(np.asarray, gradient)), theirs)
 
 
 @every_kind
@@ -121,26 +108,6 @@ def test_a_saved_folder_is_opened_by_hugging_face(case: Case, tmp_path: Path) ->
     jax.tree.map(np.testing.assert_array_equal, again.params, changed)
     assert again.model == dataclasses.replace(loaded.model, stop_ids=(5, 7))
     assert again.tokenizer.get_vocab() == loaded.tokenizer.get_vocab()
-
-
-@every_kind
-def test_adapters_are_those_of_peft(case: Case, tmp_path: Path) -> None:
-    peft = pytest.importorskip("peft", reason="peft, the reference for adapters, is missing")
-    settings = peft.LoraConfig(
-        r=3, lora_alpha=6, target_modules="all-linear", init_lora_weights=False
-    )
-    torch.manual_seed(1)
-    base = transformers.AutoModelForCausalLM.from_pretrained(case.folder)
-    model = peft.get_peft_model(base, settings).eval()
-    model.save_pretrained(tmp_path)
-    table = dataclasses.replace(TABLE, model_type=base.config.model_type)
-    lora, adapters = read_adapters(tmp_path, table, case.loaded.model.trunk)
-    assert (lora.rank, lora.scale) == (3, 2.0)
-    params = attach(Adapted(case.loaded.params, adapters), lora.scale)
-    found = np.asarray(logits(case.loaded.model, params, TOKENS, LENGTHS))[INSIDE]
-    expected = case.logits(model).detach().numpy()
-    np.testing.assert_allclose(found, expected, atol=1e-4 * np.abs(expected).max())
-    assert np.abs(expected - case.logits(case.model).detach().numpy()).max() > 0.1
 
 
 @every_kind

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from qrag_jax.learners import placement
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.precision import Precision
+from qrag_jax.models.compute.precision import LIBRARY, Precision
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
@@ -35,7 +35,6 @@ from qrag_jax.models.pretrained import (
     write_adapters,
 )
 from qrag_jax.models.trunks import families
-from qrag_jax.models.trunks.families import family_of
 from qrag_jax.runtime import mesh as meshes
 from tests.devices import mesh_of
 from tests.support.adapters import with_adapters
@@ -100,7 +99,7 @@ class Case(NamedTuple):
         model.zero_grad()
         for i in np.flatnonzero(LENGTHS):
             tokens = self.rows.tokens[i : i + 1, : LENGTHS[i]]
-            _, found = embed_rows(model, self.encoder, tokens, LENGTHS[i : i + 1])
+            found = embed_rows(model, self.encoder, tokens, LENGTHS[i : i + 1])
             (found * torch.from_numpy(self.cotangents[i])).sum().backward()
             vectors[i] = found.detach().numpy()
         return vectors
@@ -153,8 +152,9 @@ def test_packed_vectors_and_gradients_are_hugging_faces_alone(case: Case) -> Non
     np.testing.assert_allclose(vectors, case.theirs(case.model), atol=2e-5)
     assert np.abs(vectors).max() > 0.1
     assert not vectors[LENGTHS == 0].any()
-    table = family_of(case.loaded.model_config, "").table
-    check_gradients(tensors_from_params(table, gradient), gradients_in_files(case.model))
+    check_gradients(
+        tensors_from_params(case.loaded.table, gradient), gradients_in_files(case.model)
+    )
 
 
 @every_family
@@ -214,7 +214,7 @@ def test_adapters_are_those_of_peft(case: Case, tmp_path: Path) -> None:
     np.testing.assert_allclose(vectors, case.theirs(model), atol=1e-4)
     assert np.abs(vectors - case.ours()[0]).max() > 0.1
     expected: dict[str, Any] = {}
-    targets = target_modules(family_of(loaded.model_config, "").table, ALL_LINEAR)
+    targets = target_modules(loaded.table, ALL_LINEAR)
     for path, name in targets.items():
         modules = [
             model.base_model.model.get_submodule(name.format(layer))
@@ -237,10 +237,11 @@ def test_adapters_are_those_of_peft(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", [*FAMILIES, "qwen3, biases"], indirect=True)
 def test_eight_devices_compute_the_same(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers are scanned there, and their activations computed again."""
+    """Layers are scanned there, their activations computed again, and attention is JAX's own."""
     monkeypatch.setattr(meshes, "LEAST_SPLIT", 1)
     mesh, params, module = mesh_of(2, 2, 2), case.loaded.params, case.encoder.module
-    encoder = dataclasses.replace(case.encoder, module=module.clone(scanned=True, remat="layers"))
+    as_there = module.clone(precision=Precision(attention=LIBRARY), scanned=True, remat="layers")
+    encoder = dataclasses.replace(case.encoder, module=as_there)
     shardings = placement.base_shardings(mesh, case.loaded.trunk.partition_rules(), params)
     assert sum(not each.is_fully_replicated for each in jax.tree.leaves(shardings)) > 4
     how = mesh, encoder, BLOCKS, params, shardings

@@ -23,16 +23,17 @@ from qrag_jax.learners import placement
 from qrag_jax.learners.state import Parts
 from qrag_jax.models.files.model_folder import open_tensors, write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, stored_params
-from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
+from qrag_jax.models.trunks.families import BERT_TABLE, BertConfig
+from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.runtime.mesh import ALL_SPLIT, shardings_of
 from tests.devices import environment_of, mesh_of
 from tests.support.small_models import read_tensors
 
-SMALL = Bert(BertConfig(64, 64, 4, 2, 1024, 32))
-LARGE = Bert(BertConfig(8192, 512, 12, 8, 2048, 512))  # 168 MB in float32
+SMALL = Transformer(BertConfig(64, 64, 4, 2, 1024, 32))
+LARGE = Transformer(BertConfig(8192, 512, 12, 8, 2048, 512))  # 168 MB in float32
 
 
-def write(folder: Path, module: Bert, dtype: Any, shard: int) -> Any:
+def write(folder: Path, module: Transformer, dtype: Any, shard: int) -> Any:
     """Random weights, the same for one module whatever the dtype; as they are read."""
     folder.mkdir()
     rng, shapes = np.random.default_rng(0), expected_shapes(BERT_TABLE, module)
@@ -41,7 +42,7 @@ def write(folder: Path, module: Bert, dtype: Any, shard: int) -> Any:
     return opened(folder, module)
 
 
-def opened(folder: Path, module: Bert) -> Any:
+def opened(folder: Path, module: Transformer) -> Any:
     return stored_params(BERT_TABLE, module, open_tensors(folder), str(folder))
 
 

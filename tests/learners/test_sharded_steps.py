@@ -20,7 +20,8 @@ from jax.experimental import multihost_utils
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.learners.two_towers import make_train_step
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.trunks.families import Bert, BertConfig
+from qrag_jax.models.trunks.families import BertConfig
+from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import LEAST_SPLIT, shard_batch
 from tests.devices import mesh_of, run_two_processes
@@ -31,7 +32,7 @@ from tests.rollouts.play_setup import CONFIG, ONE_BUCKET, feedback
 from tests.support import hlo
 
 # Wide enough that kernels and word embeddings are split under the rules of real runs.
-BERT = Bert(BertConfig(320, 128, 2, 4, 256, 32))
+BERT = Transformer(BertConfig(320, 128, 2, 4, 256, 32))
 ENCODER = TextEncoder(BERT, 128, 32, CLS, SEP, PAD)
 
 

@@ -30,8 +30,9 @@ from qrag_jax.learners.token_update import make_token_update, token_episodes
 from qrag_jax.learners.two_towers import TwoTowers, make_learn_step, make_step, make_train_step
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.models.trunks.families import Bert
-from qrag_jax.models.trunks.qwen3 import HEAD, Qwen3, Qwen3Config
+from qrag_jax.models.trunks.families import BertConfig
+from qrag_jax.models.trunks.qwen3 import Qwen3Config
+from qrag_jax.models.trunks.transformer import HEAD, Transformer
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig, log_prob, pool_logits
 from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.retrieval.protocol import NONE as NO_PASSAGE
@@ -39,7 +40,7 @@ from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.pool_search import Drawn, HopBatch, HopShape, Rewarded, hop_batch
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.trajectories import TokenBatch
-from qrag_jax.runtime.mesh import shard_batch
+from qrag_jax.runtime.mesh import shard_batch, split_rules
 from tests.devices import mesh_of
 from tests.episodes_maker import FIRST_WORD, random_episodes, tiny_encoder, tower
 from tests.episodes_maker import VOCAB as WORDS
@@ -53,7 +54,7 @@ from tests.rollouts.token_setup import MEMBERS, PAIRS, VOCAB
 ALONE, SPLIT = (1, 1, 1), (2, 2, 2)
 RATE, CRITIC_RATE = 0.5, 0.02
 STATES_RATE, HOP_RATE = 0.05, 0.3  # of two towers, and of the query encoder
-RULES = Bert.partition_rules()
+RULES = split_rules(BertConfig.COLUMNS, BertConfig.ROWS)
 OPTIMIZER_CONFIG = OptimizerConfig(
     1e-3, 0.01, clip_norm=0.2, schedule="linear", final_ratio=0.0, warmup_steps=2, total_steps=10
 )
@@ -145,7 +146,7 @@ DPO = configs.PreferenceConfig("dpo", beta=0.5, label_smoothing=0.2)
 @cache
 def model(*, tied: bool = True) -> Params:
     """Random parameters with logits that differ."""
-    params = dict(Qwen3(DECODER).init_params(jax.random.key(0)))
+    params = dict(Transformer(DECODER).init_params(jax.random.key(0)))
     params["word_embeddings"] = 8 * params["word_embeddings"]
     if not tied:
         params[HEAD] = 0.3 * jax.random.normal(jax.random.key(1), params["word_embeddings"].shape)
@@ -184,7 +185,7 @@ def log_probs(params: Params, batch: TokenBatch) -> jax.Array:
     """Log-probabilities `[R, L]` of each row's tokens, without packing; 0 for its first."""
     params, tokens = dict(params), jnp.asarray(batch.tokens)
     head = params.pop(HEAD, params["word_embeddings"])
-    hidden = Qwen3(DECODER).hidden_states(params, tokens, jnp.asarray(batch.lengths))
+    hidden = Transformer(DECODER).hidden_states(params, tokens, jnp.asarray(batch.lengths))
     logits = jnp.einsum("rld,vd->rlv", hidden, head, precision="highest") / TEMPERATURE
     every = jax.nn.log_softmax(logits)[:, :-1]
     chosen = jnp.take_along_axis(every, tokens[:, 1:, None], axis=2)[..., 0]
@@ -210,13 +211,13 @@ def tokens(
     keeps = (is_ppo and config.kl > 0) or (is_grpo and config.beta > 0)
     of_critic = optax.sgd(CRITIC_RATE) if is_ppo and config.critic != configs.NONE else None
     parts = Parts(optax.sgd(rate), of_critic, bool(keeps), DECODER.hidden_size)
-    rules = Qwen3.partition_rules()
+    rules = split_rules(Qwen3Config.COLUMNS, Qwen3Config.ROWS)
     shardings = parts.shardings(mesh, rules, trained)
     of_base, base = _placed(mesh, rules, whole, adapted)
     policy: TokenPolicy[Any] = TokenPolicy(
         mesh=mesh,
         shardings=shardings,
-        trunk=Qwen3(DECODER, scanned=scanned, own_head=not tied),
+        trunk=Transformer(DECODER, scanned=scanned, own_head=not tied),
         vocabulary=Vocabulary(TEMPERATURE, numbers=10 * shape.sampled),
         config=config,
         weights=WEIGHTS,

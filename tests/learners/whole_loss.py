@@ -20,8 +20,8 @@ from qrag_jax.models.compute.packing import padded_layout
 from qrag_jax.models.heads.embedding import LAST, TextEncoder
 from qrag_jax.models.pretrained import LoraConfig, new_adapters
 from qrag_jax.models.trunks.families import BERT_TABLE
-from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
-from qrag_jax.models.trunks.trunk import WORDS
+from qrag_jax.models.trunks.qwen3 import Qwen3Config
+from qrag_jax.models.trunks.transformer import WORDS, Transformer
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig, Trajectory
 from tests import reference
 from tests.episodes_maker import POSITIONS, SEP, VOCAB
@@ -32,7 +32,7 @@ SIZES: dict[str, Any] = {
     **{"num_attention_heads": 4, "num_key_value_heads": 2},
 }
 QWEN3 = TextEncoder(
-    module=Qwen3(Qwen3Config(VOCAB, **SIZES, max_position_embeddings=POSITIONS)),
+    module=Transformer(Qwen3Config(VOCAB, **SIZES, max_position_embeddings=POSITIONS)),
     width=16,
     max_positions=POSITIONS,
     opening_id=None,

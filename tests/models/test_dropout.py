@@ -1,4 +1,4 @@
-"""Dropout and adapters: masks by their definition, in torch's and PEFT's models, and on a mesh.
+"""Dropout and adapters: our masks in torch's and PEFT's models, and on a mesh.
 
 Without either, every family: tests/conformance/test_encoders.py.
 """
@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -18,14 +19,28 @@ from jax.sharding import NamedSharding, PartitionSpec
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
 from qrag_jax.models.compute.dropout import KEY as LEAF
-from qrag_jax.models.compute.dropout import with_key
+from qrag_jax.models.compute.dropout import (
+    TokenDropout,
+    drop,
+    kept_weights,
+    row_digests,
+    token_digests,
+    trunk_keys,
+    with_key,
+)
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained import ALL_LINEAR, load_encoder, target_modules
-from qrag_jax.models.trunks.families import family_of
+from qrag_jax.models.pretrained import (
+    ALL_LINEAR,
+    LoadedEncoder,
+    LoraConfig,
+    load_encoder,
+    target_modules,
+    with_new_adapters,
+)
 from qrag_jax.runtime import mesh as meshes
 from tests.devices import mesh_of
 from tests.support.adapters import with_adapters
@@ -37,7 +52,8 @@ from tests.support.torch_encoder import model_options
 HIDDEN, ATTENTION, ADAPTERS = 0.3, 0.2, 0.3
 KEY = jax.random.key(11)
 # Rows 1 and 3 are equal; rows 0 and 4 begin alike; the last three are absent.
-TOKENS = np.random.default_rng(0).integers(6, 40, (8, 9)).astype(np.int32)
+WIDTH = 9
+TOKENS = np.random.default_rng(0).integers(6, 40, (8, WIDTH)).astype(np.int32)
 TOKENS[3], TOKENS[4, :4] = TOKENS[1], TOKENS[0, :4]
 LENGTHS = np.array([9, 4, 7, 4, 5, 0, 0, 0], np.int32)
 ROWS, PRESENT = TokenRows(TOKENS, LENGTHS), int((LENGTHS > 0).sum())
@@ -55,52 +71,53 @@ def dropping(encoder: TextEncoder) -> Any:
     return dataclasses.replace(encoder, dropout=HIDDEN, attention_dropout=ATTENTION)
 
 
-# ---------------------------------------------------------------------- masks by their definition
+@pytest.fixture(scope="module")
+def family_bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, LoadedEncoder]:
+    """Small random encoders, whose trunks are those of `torch_trunk`."""
+    return {
+        family: load_encoder(write_small_model(family, tmp_path_factory.mktemp(family)))
+        for family in (*ORDER, "xlm-roberta", "qwen3")
+    }
 
 
-def mixed(number: np.ndarray) -> np.ndarray:
-    number = np.asarray(number, np.uint64) % 2**32
-    for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B), (16, 1)):
-        number = (number ^ (number >> np.uint64(shift))) * np.uint64(factor) % 2**32
-    return number
+# ---------------------------------------------------------------------- masks
+
+PLACE = np.arange(PRESENT * WIDTH).reshape(PRESENT, WIDTH)  # of the tokens of rows in one block
+OF_ROWS = jnp.repeat(row_digests(TOKENS[:PRESENT], LENGTHS[:PRESENT]), WIDTH)
+DIGESTS = token_digests(OF_ROWS, jnp.asarray(PLACE.ravel() % WIDTH))
 
 
-def digests(tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """`[B, L]`, of each row's content and the position."""
-    of_rows = [
-        sum((int(token) + 1) * 0x2C9277B5**i for i, token in enumerate(row[:length])) % 2**32
-        for row, length in zip(tokens, lengths, strict=True)
-    ]
-    position = np.arange(tokens.shape[1], dtype=np.uint64) * 0x9E3779B9
-    return (np.array(of_rows, np.uint64)[:, None] + position) % 2**32
-
-
-def factors(of_tokens: np.ndarray, key: np.ndarray, numbers: np.ndarray, rate: float) -> np.ndarray:
-    """0 or 1/(1-p) for tokens `[B, L]` and features of these numbers: `[B, L, …]`."""
-    tokens = mixed(of_tokens ^ np.uint64(key[0]))
-    features = mixed(np.asarray(numbers, np.uint64) + np.uint64(key[1]))
-    drawn = mixed(tokens.reshape(*tokens.shape, *[1] * features.ndim) + features)
-    return ((drawn / 2**32 >= rate) / (1 - rate)).astype(np.float32)
+def factors(key: Any, features: int, rate: float) -> np.ndarray:
+    """0 or 1/(1-p) for features of tokens: `[B, L, features]`."""
+    found = np.asarray(drop(jnp.ones((PLACE.size, features)), key, DIGESTS, rate))
+    return found.reshape(PRESENT, WIDTH, features)
 
 
 def masks(family: str, config: Any) -> Iterator[np.ndarray]:
     """What a trunk multiplies by, place after place."""
-    layers, heads, width = (
-        getattr(config, name)
-        for name in ("num_hidden_layers", "num_attention_heads", "hidden_size")
-    )
-    keys = np.asarray(jax.random.key_data(jax.random.split(KEY, (layers + 1, 4))))
-    of_tokens, length = digests(TOKENS[:PRESENT], LENGTHS[:PRESENT]), TOKENS.shape[1]
-    yield factors(of_tokens, keys[0, 0], np.arange(width), HIDDEN)
-    for depth in range(1, layers + 1):
+    keys = trunk_keys(KEY, config.num_hidden_layers)
+    yield factors(keys[0, 0], config.hidden_size, HIDDEN)
+    for of_layer in keys[1:]:
         for place in ORDER[family]:
             if place:
-                inner = config.intermediate_size if place == 2 else width
-                yield factors(of_tokens, keys[depth, place], np.arange(inner), HIDDEN)
+                inner = config.intermediate_size if place == 2 else config.hidden_size
+                yield factors(of_layer[place], inner, HIDDEN)
             else:
-                numbers = 2**16 * np.arange(heads)[:, None] + np.arange(length)
-                of_weights = factors(of_tokens, keys[depth, 0], numbers, ATTENTION)
-                yield of_weights.transpose(0, 2, 1, 3)  # [B, heads, query, key]
+                dropout = TokenDropout(DIGESTS, keys=of_layer, attention=ATTENTION)
+                kept = kept_weights(dropout, jnp.asarray(PLACE), config.num_attention_heads)
+                assert kept is not None
+                yield np.asarray(kept.mask, np.float32) / (1 - ATTENTION)
+
+
+def test_masks_keep_the_share_they_should_and_know_rows_by_content() -> None:
+    key = jax.random.key_data(KEY)[:2]
+    found = factors(key, 4000, HIDDEN)
+    np.testing.assert_allclose(np.unique(found), [0, 1 / (1 - HIDDEN)], rtol=1e-6)
+    np.testing.assert_allclose((found == 0).mean(axis=-1), HIDDEN, atol=0.04)  # of every token
+    np.testing.assert_array_equal(found[1, : LENGTHS[1]], found[3, : LENGTHS[3]])  # equal rows
+    other = factors(key + 1, 4000, HIDDEN)
+    both = [(found == 0) & (mask == 0) for mask in (other, np.roll(found, 1, 1), np.roll(found, 1))]
+    np.testing.assert_allclose([each.mean() for each in both], HIDDEN**2, atol=0.01)
 
 
 # ---------------------------------------------------------------------- against torch and PEFT
@@ -156,7 +173,7 @@ def test_a_trunk_drops_where_torch_does(family, where, family_bases, monkeypatch
     monkeypatch.setattr(torch.nn.functional, "dropout", with_our_mask)
     loaded = family_bases[family]
     encoder, params = dropping(loaded.encoder), with_key(loaded.params, KEY)
-    _, expected = their_embed_rows(model, encoder, TOKENS[:PRESENT], LENGTHS[:PRESENT])
+    expected = their_embed_rows(model, encoder, TOKENS[:PRESENT], LENGTHS[:PRESENT])
     assert next(left, None) is None  # theirs drops nowhere else
     cotangents = np.random.default_rng(1).standard_normal((8, 16)).astype(np.float32)
     (expected * torch.tensor(cotangents[:PRESENT])).sum().backward()
@@ -166,7 +183,7 @@ def test_a_trunk_drops_where_torch_does(family, where, family_bases, monkeypatch
     plain, _ = vectors_and_gradient(loaded.encoder, BLOCKS, loaded.params, ROWS, cotangents)
     assert np.abs(found - plain).max() > 1e-2
     assert LEAF not in gradient
-    ours = tensors_from_params(family_of(loaded.model_config, "").table, gradient)
+    ours = tensors_from_params(loaded.table, gradient)
     check_gradients(ours, gradients_in_files(model))
 
 
@@ -192,16 +209,14 @@ def test_adapters_drop_where_peft_does(where, family_bases, tmp_path, monkeypatc
     loaded = with_adapters(family_bases["qwen3"], tmp_path)
     encoder, params = loaded.encoder, Adapted(loaded.params, loaded.adapters, KEY)
     assert encoder.lora_dropout == ADAPTERS
-    of_tokens = digests(TOKENS, LENGTHS)[:PRESENT]
-    maps = sorted(target_modules(family_of(loaded.model_config, "").table, ALL_LINEAR).items())
+    maps = sorted(target_modules(loaded.table, ALL_LINEAR).items())
     for number, (_, name) in enumerate(maps):
         for layer in range(2):
             module = model.base_model.model.get_submodule(name.format(layer))
             key = jax.random.fold_in(jax.random.fold_in(KEY, number), layer)
-            features = np.arange(module.in_features)
-            mask = factors(of_tokens, np.asarray(jax.random.key_data(key)), features, ADAPTERS)
+            mask = factors(jax.random.key_data(key), module.in_features, ADAPTERS)
             module.lora_dropout["default"] = Masked(mask)
-    _, expected = their_embed_rows(model, encoder, TOKENS[:PRESENT], LENGTHS[:PRESENT])
+    expected = their_embed_rows(model, encoder, TOKENS[:PRESENT], LENGTHS[:PRESENT])
     cotangents = np.random.default_rng(1).standard_normal((8, 32)).astype(np.float32)
     (expected * torch.tensor(cotangents[:PRESENT])).sum().backward()
     found, gradient = computed(loaded, encoder, params, cotangents, where)
@@ -214,6 +229,19 @@ def test_adapters_drop_where_peft_does(where, family_bases, tmp_path, monkeypatc
                 wanted = theirs["default"].weight.grad.numpy().T
                 assert np.abs(wanted).max() > 1e-4
                 check_gradients({name: gradient["layers"][path[-1]][ours][layer]}, {name: wanted})
+
+
+def test_adapters_of_some_targets_change_nothing_at_first(family_bases) -> None:
+    targets = ("value", "output.dense")  # attention's output as well
+    loaded = with_new_adapters(family_bases["xlm-roberta"], LoraConfig(4, 6.0, targets), seed=0)
+    maps = loaded.adapters["layers"]
+    assert set(maps) == {"value", "attention_output", "output"}
+    for leaves in maps.values():
+        assert not leaves["lora_b"].any()
+        assert 0 < np.abs(leaves["lora_a"]).max() <= leaves["lora_a"].shape[1] ** -0.5
+    unknown = LoraConfig(4, 8.0, ("word_embeddings", "c_attn"))
+    with pytest.raises(InputError, match=r"lora\.targets.*'word_embeddings'"):
+        with_new_adapters(family_bases["bert"], unknown, 0)
 
 
 def test_a_model_without_dropout_is_refused(tmp_path) -> None:

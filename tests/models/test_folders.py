@@ -31,17 +31,14 @@ from qrag_jax.models.pretrained import (
     save_language_model,
 )
 from qrag_jax.runtime.config_fields import fill
+from qrag_jax.runtime.pretrained_files import find_minilm
 from tests.data.real_data import real
 from tests.models.trunks.test_configs import NOMIC
 from tests.support.parity import hugging_face, vectors_of
 from tests.support.small_models import (
     LLAMA3,
+    small_model,
     torch_decoder,
-    torch_gte,
-    torch_modernbert,
-    torch_mpnet,
-    torch_qwen3,
-    torch_xlm_roberta,
     write_bpe_tokenizer,
     write_modernbert_tokenizer,
     write_small_model,
@@ -72,25 +69,22 @@ def mpnet_tokenizer(folder: Path) -> None:
     MPNetTokenizer(vocab=vocab).save_pretrained(folder)
 
 
-long_xlm_roberta = partial(torch_xlm_roberta, max_position_embeddings=66)
-# Model, tokenizer, pooling and normalisation of the published folder, first, last and padding id.
+# Family, tokenizer, pooling and normalisation of the published folder, first, last and padding id.
 # Folders of the last three have no files of sentence-transformers.
-PUBLISHED: dict[str, tuple[Callable[..., Any], Callable[[Path], Any], str, bool, tuple]] = {
-    "gte-modernbert": (torch_modernbert, write_modernbert_tokenizer, "cls", False, (258, 259, 260)),
-    "all-mpnet": (torch_mpnet, mpnet_tokenizer, "mean", True, (0, 2, 1)),
-    "bge-m3": (long_xlm_roberta, write_unigram_tokenizer, "cls", True, (0, 2, 1)),
-    "gte-multilingual, bare": (torch_gte, write_unigram_tokenizer, "mean", False, (0, 2, 1)),
-    "qwen3-embedding, bare": (
-        *(partial(torch_qwen3, vocab_size=264), write_bpe_tokenizer, "last", True),
-        (None, 258, 258),  # the text's end, not the chat turn's
-    ),
+PUBLISHED: dict[str, tuple[str, Callable[[Path], Any], str, bool, tuple]] = {
+    "gte-modernbert": ("modernbert", write_modernbert_tokenizer, "cls", False, (258, 259, 260)),
+    "all-mpnet": ("mpnet", mpnet_tokenizer, "mean", True, (0, 2, 1)),
+    "bge-m3": ("xlm-roberta", write_unigram_tokenizer, "cls", True, (0, 2, 1)),
+    "gte-multilingual, bare": ("new", write_unigram_tokenizer, "mean", False, (0, 2, 1)),
+    # Its rows end with the text's end, not the chat turn's.
+    "qwen3-embedding, bare": ("qwen3", write_bpe_tokenizer, "last", True, (None, 258, 258)),
 }
 
 
 def write_published(name: str, folder: Path) -> None:
     """bge-m3 has its weights in pytorch_model.bin."""
-    make, write, pooling, normalise, _ = PUBLISHED[name]
-    make().save_pretrained(folder)
+    family, write, pooling, normalise, _ = PUBLISHED[name]
+    small_model(family, max_position_embeddings=66).save_pretrained(folder)
     write(folder)
     if "bare" not in name:
         how = {"pooling": pooling, "normalise": normalise, "scale": 1.0, "pooler": False}
@@ -163,7 +157,10 @@ def test_the_published_spelling_of_nomic_is_written_so_that_transformers_reads_i
     np.testing.assert_allclose(10 * vectors_of(loaded, TEXTS), expected, atol=1e-5)
 
 
-def test_genuine_minilm_gives_the_recorded_embeddings(minilm_folder: Path) -> None:
+def test_genuine_minilm_gives_the_recorded_embeddings() -> None:
+    minilm_folder = find_minilm()  # a download may work: this environment came from an index
+    if minilm_folder is None:
+        pytest.skip("all-MiniLM-L6-v2 is neither on this machine nor to be downloaded")
     reference = np.load(real("minilm_ref.npz"))
     loaded, mask = load_encoder(minilm_folder, normalise=True), reference["attention_mask"]
     tokens = jnp.asarray(reference["input_ids"], jnp.int32)
@@ -208,7 +205,6 @@ def config(**fields: Any) -> Callable[[Path], None]:
 # What is done to a folder, and what the message names; tests/test_mutated_inputs.py damages files.
 UNFIT: dict[str, tuple[Callable[[Path], Any], str]] = {
     "more tokens": (with_more_tokens, "vocab_size in config.json"),
-    "heads": (config(num_attention_heads=3), "num_attention_heads"),
     "positions": (config(max_position_embeddings=20), "position_embeddings.weight"),
     "architecture": (config(model_type="mamba"), "'mamba'"),
     "scale": (config(qrag_jax_vector_scale=-1), "qrag_jax_vector_scale"),
@@ -252,9 +248,7 @@ def test_a_file_may_repeat_a_tied_table(decoders: dict[str, Path], tmp_path: Pat
     [
         ("qwen2", {"tie_word_embeddings": False}, "tie_word_embeddings"),
         ("llama", {"mlp_bias": True}, "mlp_bias"),
-        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "'yarn'"),
         ("llama3", {"rope_parameters": LLAMA3 | {"factor": "eight"}}, "factor"),
-        ("qwen2", {"use_sliding_window": True}, "use_sliding_window"),
         ("qwen3", {"eos_token_id": "</s>"}, "eos_token_id"),
         ("qwen3", {"vocab_size": 100}, "embed_tokens.weight"),
     ],

@@ -22,7 +22,8 @@ from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.trunks import qwen3_cache
-from qrag_jax.models.trunks.qwen3 import LanguageModel, Qwen3, Qwen3Config
+from qrag_jax.models.trunks.qwen3 import LanguageModel, Qwen3Config
+from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.rollouts.device_sampler import DeviceSampler, shared_prefixes
 from qrag_jax.rollouts.served_policy import ServerSampler, check_log_probs, seed_of, turn_log_probs
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
@@ -54,7 +55,7 @@ def requests(lengths: Sequence[int], most: int, vocab: int = 7) -> list[SampleRe
 
 @functools.cache
 def tiny(*, scanned: bool = False, stop_ids: tuple[int, ...] = ()) -> tuple[LanguageModel, Any]:
-    trunk = Qwen3(TINY, scanned=scanned)
+    trunk = Transformer(TINY, scanned=scanned)
     params = dict(trunk.init_params(jax.random.key(0)))
     params["word_embeddings"] = 8 * params["word_embeddings"]
     return LanguageModel(trunk, stop_ids, 64), params
@@ -181,7 +182,7 @@ def test_devices_draw_what_one_draws() -> None:
     for n in range(0, count - 1, 3):  # groups, whose members do not follow each other
         asked[n + 1] = asked[n]._replace(key=asked[n + 1].key)
     mesh = make_mesh((2, 2, 2))
-    shardings = shardings_of(mesh, Qwen3.partition_rules(), params, params)
+    shardings = shardings_of(mesh, model.trunk.partition_rules(), params, params)
     assert any(not item.is_fully_replicated for item in jax.tree.leaves(shardings))
     result = DeviceSampler(model, config, mesh).sample(jax.device_put(params, shardings), asked)
     check_same(result, DeviceSampler(model, config).sample(params, asked))

@@ -22,8 +22,9 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.first_language_model import END, TinyLMConfig, write_tiny_lm
-from qrag_jax.models.pretrained import DECODERS, load_language_model
-from qrag_jax.models.trunks.trunk import Params
+from qrag_jax.models.pretrained import load_language_model
+from qrag_jax.models.trunks.families import DECODERS
+from qrag_jax.models.trunks.transformer import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.served_policy import turn_log_probs
 from qrag_jax.rollouts.token_episodes import Episode

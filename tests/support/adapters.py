@@ -19,10 +19,10 @@ from qrag_jax.models.pretrained import (
     LoraConfig,
     target_modules,
 )
-from qrag_jax.models.trunks.trunk import Params, Trunk
+from qrag_jax.models.trunks.transformer import Params, Transformer
 
 
-def read_adapters(folder: Path, table: NameTable, module: Trunk) -> tuple[LoraConfig, Params]:
+def read_adapters(folder: Path, table: NameTable, module: Transformer) -> tuple[LoraConfig, Params]:
     """The sizes of the adapters of one tower of `module`, and their tree of float32 arrays."""
     said = json.loads((folder / "adapter_config.json").read_text())
     tensors = load_file(folder / "adapter_model.safetensors")

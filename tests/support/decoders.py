@@ -15,7 +15,8 @@ from qrag_jax.learners.state import Parts
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import TokenEpisodes, grpo_tokens
 from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.pretrained import DECODERS, LoadedLanguageModel, load_language_model
+from qrag_jax.models.pretrained import LoadedLanguageModel, load_language_model
+from qrag_jax.models.trunks.families import DECODERS
 from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.token_blocks import TokenBlocks
 from qrag_jax.runtime.mesh import make_mesh

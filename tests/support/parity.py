@@ -12,11 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 import torch
 from jax.sharding import Mesh
+from safetensors.numpy import load_file
 from transformers import AutoModel
 
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, embed_and_pull_back, embed_rows, pull_back
-from qrag_jax.models.files.model_folder import read_config, read_safetensors
+from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime import mesh as meshes
@@ -49,7 +50,7 @@ def gradients_in_files(model: Any) -> dict[str, np.ndarray]:
         return {name: gradient.numpy() for name, gradient in named.items()}
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder, state_dict=named)
-        return read_safetensors(Path(folder) / "model.safetensors")
+        return load_file(Path(folder) / "model.safetensors")
 
 
 def check_gradients(found: Any, expected: Any, within: float = 1e-4) -> None:

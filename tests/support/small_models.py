@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,27 +55,16 @@ def _small(
 
 
 _XLM_R = {**SHORT, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+_ROBERTA = _XLM_R | {"type_vocab_size": 2, "hidden_act": "gelu_new"}
 _ROPE = {"rope_type": "default", "rope_theta": 1e6}
 _QWEN3 = {**GROUPED, "head_dim": 16, "intermediate_size": 48, "rope_parameters": _ROPE}
 _MODERNBERT = {
-    "vocab_size": 264,
     "local_attention": 8,  # a global layer, then local ones that see 4 tokens
     "pad_token_id": 260,
     **dict.fromkeys(("bos_token_id", "cls_token_id"), 258),
     **dict.fromkeys(("eos_token_id", "sep_token_id"), 259),
 }
-torch_bert = partial(_small, "Bert", "Model", SHORT)
-torch_xlm_roberta = partial(_small, "XLMRoberta", "Model", _XLM_R)
-torch_roberta = partial(
-    _small, "Roberta", "Model", _XLM_R | {"type_vocab_size": 2, "hidden_act": "gelu_new"}
-)
-torch_qwen3 = partial(_small, "Qwen3", "ForCausalLM", _QWEN3)  # the trunk is `.model`
-torch_gte = partial(_small, "New", "Model", {"hidden_dropout_prob": 0.0})
-torch_modernbert = partial(_small, "ModernBert", "Model", _MODERNBERT)
 _MPNET = {"intermediate_size": 40, "layer_norm_eps": 1e-5}
-torch_mpnet = partial(_small, "MPNet", "Model", _MPNET)
-_PAD = {"pad_token_id": 1}  # of the tokenizer beside it
-torch_nomic_bert = partial(_small, "NomicBert", "Model", _PAD)
 
 
 def numpy_tensors(model: torch.nn.Module) -> dict[str, np.ndarray]:
@@ -146,15 +134,15 @@ def write_unigram_tokenizer(folder: Path) -> None:
 
 
 # Family → its model, its tokenizer, and a vocabulary size that holds the tokenizer's tokens.
-FAMILIES: dict[str, tuple[Callable[..., Any], Callable[..., Any], int]] = {
-    "bert": (torch_bert, write_tokenizer, 60),
-    "xlm-roberta": (torch_xlm_roberta, write_unigram_tokenizer, 60),
-    "qwen3": (torch_qwen3, write_bpe_tokenizer, 264),
-    "new": (torch_gte, write_unigram_tokenizer, 60),
-    "modernbert": (torch_modernbert, write_modernbert_tokenizer, 264),
-    "mpnet": (torch_mpnet, write_unigram_tokenizer, 60),
-    "nomic_bert": (torch_nomic_bert, write_unigram_tokenizer, 60),
-    "roberta": (torch_roberta, write_unigram_tokenizer, 60),
+FAMILIES: dict[str, tuple[tuple[str, str, dict[str, Any]], Callable[..., Any], int]] = {
+    "bert": (("Bert", "Model", SHORT), write_tokenizer, 60),
+    "xlm-roberta": (("XLMRoberta", "Model", _XLM_R), write_unigram_tokenizer, 60),
+    "qwen3": (("Qwen3", "ForCausalLM", _QWEN3), write_bpe_tokenizer, 264),  # `.model` is the trunk
+    "new": (("New", "Model", {"hidden_dropout_prob": 0.0}), write_unigram_tokenizer, 60),
+    "modernbert": (("ModernBert", "Model", _MODERNBERT), write_modernbert_tokenizer, 264),
+    "mpnet": (("MPNet", "Model", _MPNET), write_unigram_tokenizer, 60),
+    "nomic_bert": (("NomicBert", "Model", {"pad_token_id": 1}), write_unigram_tokenizer, 60),
+    "roberta": (("Roberta", "Model", _ROBERTA), write_unigram_tokenizer, 60),
 }
 # Further forms of a decoder: its classes of Hugging Face, and the fields of its config.
 DECODERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -175,18 +163,22 @@ def torch_decoder(name: str, **sizes: Any) -> Any:
     return _small(kind, "ForCausalLM", fixed, **sizes)
 
 
+def small_model(family: str, **sizes: Any) -> Any:
+    """The small random model of a family."""
+    model, _, vocab = FAMILIES[family]
+    return _small(*model, **({"vocab_size": vocab} | sizes))
+
+
 def torch_trunk(family: str, **sizes: Any) -> Any:
     """The trunk of the small model that `write_small_model` writes."""
-    make, _, vocab = FAMILIES[family]
-    made = make(**({"vocab_size": vocab} | sizes))
+    made = small_model(family, **sizes)
     return made.model if family == "qwen3" else made
 
 
 def write_small_model(family: str, folder: Path, **sizes: Any) -> Path:
     """Writes the complete folder of a small random model of the family; returns the folder."""
-    make, write, vocab = FAMILIES[family]
-    make(**({"vocab_size": vocab} | sizes)).save_pretrained(folder)
-    write(folder)
+    small_model(family, **sizes).save_pretrained(folder)
+    FAMILIES[family][1](folder)
     return folder
 
 

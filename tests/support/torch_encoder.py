@@ -19,45 +19,23 @@ ADAMW: dict[str, Any] = {"lr": LEARNING_RATE, "betas": BETAS, "eps": EPS, "weigh
 
 def model_options(model_type: str) -> dict[str, Any]:
     """Arguments of AutoModel that leave out layers which retrievers do not use."""
-    return {"add_pooling_layer": False} if FAMILIES[model_type].has_pooler else {}
+    return {} if FAMILIES[model_type].config.PRE_NORM else {"add_pooling_layer": False}
 
 
 def embed_rows(
-    model: Any, encoder: TextEncoder, tokens: np.ndarray, lengths: np.ndarray, side: str = "right"
-) -> tuple[list[torch.Tensor], torch.Tensor]:
-    """Embeds rows `[B, L]` that are padded on the right; `side` "left" moves the padding there.
-
-    Returns:
-        Hidden states `[B, L, H]` before all layers and after each layer, all with the final norm,
-        and the vectors `[B, D]` that `encoder` pools from the last ones.
-    """
-    inside = np.arange(tokens.shape[1]) < lengths[:, None]
-    if side == "left":
-        tokens = np.stack([np.roll(row, -length) for row, length in zip(tokens, lengths)])
-        inside = inside[:, ::-1]
-    mask = torch.from_numpy(inside.copy()).long()
-    # BERT numbers positions from the left, padding included, unless it gets position_ids.
-    positions = {"position_ids": (mask.cumsum(1) - 1).clamp(min=0)}
-    output = model(
-        input_ids=torch.from_numpy(tokens).long(),
-        attention_mask=mask,
-        output_hidden_states=True,
-        **(positions if model.config.model_type == "bert" else {}),
-    )
-    # Qwen3 and ModernBERT apply the final norm to the last hidden states only.
-    norm = getattr(model, "norm", getattr(model, "final_norm", torch.nn.Identity()))
-    states = [*map(norm, output.hidden_states[:-1]), output.last_hidden_state]
-    first = mask.argmax(1)
-    return states, pool(encoder, output.last_hidden_state, mask, first)
-
-
-def pool(
-    encoder: TextEncoder, hidden: torch.Tensor, mask: torch.Tensor, first: torch.Tensor
+    model: Any, encoder: TextEncoder, tokens: np.ndarray, lengths: np.ndarray
 ) -> torch.Tensor:
-    """hidden `[B, L, H]`, mask `[B, L]`, first `[B]` (a row's first place) → float32 `[B, H]`."""
+    """The vectors `[B, D]` of rows `[B, L]` that are padded on the right."""
+    mask = torch.from_numpy(np.arange(tokens.shape[1]) < lengths[:, None]).long()
+    output = model(input_ids=torch.from_numpy(tokens).long(), attention_mask=mask)
+    return pool(encoder, output.last_hidden_state, mask)
+
+
+def pool(encoder: TextEncoder, hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """hidden `[B, L, H]`, mask `[B, L]`, padding on the right → float32 `[B, H]`."""
     lengths, row = mask.sum(1), torch.arange(len(mask), device=mask.device)
     if encoder.pooling in (LAST, CLS):
-        place = first + lengths - 1 if encoder.pooling == LAST else first
+        place = lengths - 1 if encoder.pooling == LAST else torch.zeros_like(lengths)
         vectors = hidden[row, place].float()
     else:
         total = torch.einsum("bld,bl->bd", hidden.float(), mask.float())
@@ -127,4 +105,4 @@ class Peer:
 
     def _vectors(self, model: Any, batch: Batch) -> torch.Tensor:
         hidden = model(input_ids=batch.tokens, attention_mask=batch.mask).last_hidden_state
-        return pool(self.encoder, hidden, batch.mask, torch.zeros_like(batch.rows))
+        return pool(self.encoder, hidden, batch.mask)

@@ -154,11 +154,7 @@ class NewModel(PreTrainedModel):
         self.post_init()
 
     def forward(
-        self,
-        input_ids: torch.Tensor,
-        attention_mask: torch.Tensor,
-        output_hidden_states: bool = False,
-        **unused: Any,
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, **unused: Any
     ) -> BaseModelOutput:
         """`[B, L]` → hidden states `[B, L, H]`; places are numbered from the left."""
         x = self.embeddings(input_ids)
@@ -169,11 +165,9 @@ class NewModel(PreTrainedModel):
             return heads * cos + torch.cat([-second, first], dim=-1) * sin
 
         bias = (1 - attention_mask[:, None, None].to(x)) * torch.finfo(x.dtype).min
-        states = [x]
         for layer in cast(nn.ModuleList, self.encoder["layer"]):
-            states.append(layer(states[-1], bias, turn))
-        kept = tuple(states) if output_hidden_states else None
-        return BaseModelOutput(last_hidden_state=states[-1], hidden_states=kept)
+            x = layer(x, bias, turn)
+        return BaseModelOutput(last_hidden_state=x)
 
 
 AutoConfig.register("new", NewConfig)

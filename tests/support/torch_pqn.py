@@ -23,7 +23,7 @@ from qrag_jax.learners.config import PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.trunks.families import BERT_TABLE, Bert
+from qrag_jax.models.trunks.families import BERT_TABLE, BertConfig
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 
 MASKED = -1e30
@@ -113,7 +113,7 @@ class Tower(torch.nn.Module):
 
     def __init__(self, encoder: TextEncoder, params: Params, device: torch.device) -> None:
         super().__init__()
-        assert isinstance(encoder.module, Bert)
+        assert isinstance(encoder.module.config, BertConfig)
         fields = dataclasses.asdict(encoder.module.config)
         none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
         theirs = TorchBertConfig(**fields, **none)

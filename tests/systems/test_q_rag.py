@@ -23,7 +23,7 @@ from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag import Labelled, open_system, with_labels
 from qrag_jax.systems.q_rag_config import QRagConfig, fill_from_saved, settled
 from tests.models.files.test_sentence_transformers import write_modules
-from tests.support.small_models import torch_bert, write_tokenizer
+from tests.support.small_models import small_model, write_tokenizer
 from tests.systems.parts import prepared
 
 
@@ -88,7 +88,7 @@ def test_a_new_run_does_as_the_folder_says(
     config: ml_collections.ConfigDict, tmp_path: Path
 ) -> None:
     """Fields that are left open are settled when the run begins, and are the run's from then on."""
-    torch_bert().save_pretrained(tmp_path / "model")
+    small_model("bert").save_pretrained(tmp_path / "model")
     write_tokenizer(tmp_path / "model")
     write_modules(tmp_path / "model", "Pooling", "Normalize", pooling_mode_mean_tokens=True)
     config.encoder.path = str(tmp_path / "model")

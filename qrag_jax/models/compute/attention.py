@@ -52,21 +52,7 @@ class Window(NamedTuple):
         return (jnp.abs(position[:, None] - position[None]) <= self.reach) | ~self.applies
 
 
-class _Heads(NamedTuple):
-    query: jax.Array
-    key: jax.Array
-    value: jax.Array
-
-
-class _Biases(NamedTuple):
-    """What is added to scores: `[N or 1, Q or 1, L]`, and (or None) what all rows share.
-
-    The latter is `[n, Q, L]`, where n divides N, and is added to each n of the scores. It alone has
-    a gradient.
-    """
-
-    of_rows: jax.Array
-    shared: jax.Array | None = None
+_Heads = tuple[jax.Array, jax.Array, jax.Array]  # query, key, value
 
 
 def padded_attention(
@@ -74,11 +60,9 @@ def padded_attention(
     key: jax.Array,
     value: jax.Array,
     lengths: jax.Array,
+    precision: Precision,
     *,
-    precision: Precision | None = None,
-    causal: bool = False,
     kept: KeptWeights | None = None,
-    first: Behind | None = None,
     window: Window | None = None,
     bias: jax.Array | None = None,
 ) -> jax.Array:
@@ -91,60 +75,88 @@ def padded_attention(
     attention, compiled by XLA: windows and biases too, which cuDNN's kernel takes only in part.
 
     Args:
-        query: `[B, L, heads, d]`.
-        key: `[B, L, groups, d]`. Query heads i·heads/groups to (i+1)·heads/groups - 1 share the
-            key and value of group i (Ainslie et al., arXiv 2305.13245).
-        value: `[B, L, groups, d]`.
+        query, key, value: `[B, L, heads, d]`.
         lengths: `[B]`, at least 1.
-        precision: dtypes of the products, and the form of attention; None: batched products in the
-            dtype of query. JAX's attention ignores `products`.
-        causal: a query sees no later key. Cotangents at positions ≥ length must then be 0.
+        precision: dtypes of the products, and the form of attention. JAX's attention ignores
+            `products`.
         kept: the attention weights that dropout keeps; None: no dropout.
-        first: where the queries of rows begin, of which there may then be fewer than keys; None: at
-            the rows' starts. Batched products take it, causal and without dropout.
-        window: which keys a query sees, in layers that are not causal; None: all of the row.
-        bias: float32 `[heads, L, L]`, added to the scores of every row, in layers that are not
-            causal and whose heads have keys of their own. It has a gradient.
+        window: which keys a query sees; None: all of the row.
+        bias: float32 `[heads, L, L]`, added to the scores of every row. It has a gradient.
 
     Returns:
         `[B, L, heads, d]`; values at positions ≥ length are meaningless.
     """
-    heads, how = _Heads(query, key, value), precision or Precision(products=query.dtype)
-    if causal and (window is not None or bias is not None):
-        raise ValueError("causal attention takes neither a window nor a bias")
-    if window is not None and key.shape[1] <= window.reach + 1:
+    of_rows, length = (query, key, value), key.shape[1]
+    if window is not None and length <= window.reach + 1:
         window = None  # all keys are near
-    if how.attention == PRODUCTS or kept is not None:
-        shared = bias
+    if precision.attention == PRODUCTS or kept is not None:
         if window is not None:
-            far = jnp.where(window.near(key.shape[1]), 0.0, MASKED)[None]
-            shared = far if bias is None else bias + far
-        return _batched_products(
-            heads, lengths, how.products, causal=causal, kept=kept, first=first, shared=shared
-        )
-    if first is not None:
-        raise ValueError("only batched products take queries that begin behind a row's start")
-    fused = how.attention == FUSED and _fused_kernel_takes(query) and bias is None
-    if fused:
-        _say_determinism()
-    whole = partial(_library, causal=causal, implementation="cudnn" if fused else "xla", bias=bias)
+            far = jnp.where(window.near(length), 0.0, MASKED)[None]
+            bias = far if bias is None else bias + far
+        return _by_products(of_rows, lengths, precision.products, kept, bias)
+    fused = bias is None and _takes_fused_kernel(query, precision)
+    whole = partial(_library, fused=fused, bias=bias)
     if window is None:
-        return whole(heads, lengths)
-    local = partial(_library, causal=False, implementation="xla", bias=bias, window=window)
+        return whole(of_rows, lengths)
+    local = partial(_library, bias=bias, window=window)
     if not fused:
-        return local(heads, lengths)
-    return jax.lax.cond(window.applies, local, whole, heads, lengths)
+        return local(of_rows, lengths)
+    return jax.lax.cond(window.applies, local, whole, of_rows, lengths)
 
 
-def _fused_kernel_takes(query: jax.Array) -> bool:
-    """Whether cuDNN's flash attention takes these heads.
+def causal_attention(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    lengths: jax.Array,
+    precision: Precision,
+    first: Behind | None = None,
+) -> jax.Array:
+    """As `padded_attention`, where a query sees no later key, and heads share keys and values.
+
+    Cotangents at positions ≥ length must be 0.
+
+    Args:
+        query: `[B, L, heads, d]`.
+        key, value: `[B, L, groups, d]`. Query heads i·heads/groups to (i+1)·heads/groups - 1 share
+            those of group i (Ainslie et al., arXiv 2305.13245).
+        first: where the queries of rows begin, of which there may then be fewer than keys; None: at
+            the rows' starts. Only batched products take it.
+    """
+    if precision.attention != PRODUCTS:
+        fused = _takes_fused_kernel(query, precision)
+        return _library((query, key, value), lengths, fused=fused, causal=True)
+    # Padding keys come after all queries of the row, and a part of the queries needs no key behind
+    # its last one's position.
+    batch, asking, heads, width = query.shape
+    length, groups = key.shape[1:3]
+    behind = first or Behind(jnp.zeros(1, jnp.int32), 0)
+    size = max(_SHORTEST_PART, -(-asking // _PARTS))
+    found = []
+    for start in range(0, asking, size):
+        end = min(start + size, asking)
+        seen = min(length, behind.most + end)
+        own = behind.position[:, None] + jnp.arange(start, end)[None]
+        bias = jnp.where(jnp.arange(seen)[None, None] <= own[..., None], 0.0, MASKED)
+        bias = jnp.tile(bias, (1, heads // groups, 1))
+        bias = jnp.repeat(bias, groups if len(bias) > 1 else 1, axis=0)
+        scaled = query[:, start:end] * jnp.asarray(width**-0.5, query.dtype)
+        part = (_by_group(groups, x) for x in (scaled, key[:, :seen], value[:, :seen]))
+        attended = _attend(precision.products, 0.0, tuple(part), bias, None, None)
+        found.append(attended.reshape(batch, heads, end - start, width))
+    return jnp.concatenate(found, axis=2).transpose(0, 2, 1, 3)
+
+
+def _takes_fused_kernel(query: jax.Array, precision: Precision) -> bool:
+    """Whether cuDNN's flash attention is to compute these heads, and can.
 
     It needs half precision, heads of at most 128 by steps of 8, and, for gradients, rows of an even
     length.
     """
     width, length = query.shape[-1], query.shape[1]
     half = query.dtype in (jnp.bfloat16, jnp.float16)
-    return half and width <= 128 and width % 8 == 0 and length % 2 == 0
+    able = half and width <= 128 and width % 8 == 0 and length % 2 == 0
+    return precision.attention == FUSED and able
 
 
 def _say_determinism() -> None:
@@ -176,23 +188,36 @@ def _say_determinism() -> None:
     setattr(lowering, _LOWERS, with_field)
 
 
-def _library(heads, lengths, *, causal, implementation, bias=None, window=None):
+def _library(
+    of_rows: _Heads,
+    lengths: jax.Array,
+    *,
+    fused: bool = False,
+    causal: bool = False,
+    bias: jax.Array | None = None,
+    window: Window | None = None,
+) -> jax.Array:
+    if fused:
+        _say_determinism()
+    query, key, value = of_rows
     lengths = lengths.astype(jnp.int32)
-    near = None if window is None else window.near(heads.key.shape[1])[None, None]
+    near = None if window is None else window.near(key.shape[1])[None, None]
     # The library takes no precision; without this a GPU would round factors in float32 to TF32.
-    in_full = heads.query.dtype == jnp.float32
-    with jax.default_matmul_precision("highest" if in_full else None):
+    with jax.default_matmul_precision("highest" if query.dtype == jnp.float32 else None):
         return jax.nn.dot_product_attention(
-            heads.query,
-            heads.key,
-            heads.value,
+            query,
+            key,
+            value,
             bias=None if bias is None else bias[None],
             mask=near,
             query_seq_lengths=lengths,
             key_value_seq_lengths=lengths,
             is_causal=causal,
-            implementation=implementation,
+            implementation="cudnn" if fused else "xla",
         )
+
+
+# ---------------------------------------------------------------------- batched products
 
 
 def _by_group(groups: int, x: jax.Array) -> jax.Array:
@@ -200,68 +225,35 @@ def _by_group(groups: int, x: jax.Array) -> jax.Array:
     return x.transpose(0, 2, 1, 3).reshape(len(x) * groups, -1, x.shape[-1])
 
 
-def _batched_products(heads_of_rows, lengths, products, *, causal, kept, first, shared):
-    query, key, value = heads_of_rows
-    batch, asking, heads, width = query.shape
-    length, groups = key.shape[1:3]
-    by_group = partial(_by_group, groups)
-    position = jnp.arange(length)
-    if causal and kept is None:  # padding keys come after all queries of the row
-        behind = first or Behind(jnp.zeros(1, jnp.int32), 0)
-        return _in_parts(heads_of_rows, products, behind)
-    if causal:
-        bias = jnp.where(position[None] <= position[:, None], 0.0, MASKED)
-        bias = jnp.tile(bias, (heads // groups, 1))[None]
-    else:
-        bias = jnp.where(position[None] < lengths[:, None], 0.0, MASKED)
-        bias = jnp.repeat(bias, groups, axis=0)[:, None]
+def _by_products(of_rows, lengths, products, kept, shared):
+    query, key, value = of_rows
+    batch, length, heads, width = query.shape
+    outside = jnp.where(jnp.arange(length)[None] < lengths[:, None], 0.0, MASKED)
+    outside = jnp.repeat(outside, heads, axis=0)[:, None]
     scaled = query * jnp.asarray(width**-0.5, query.dtype)
-    mask, rate = (kept.mask.reshape(batch * groups, -1, length), kept.rate) if kept else (None, 0.0)
-    by_groups = _Heads(by_group(scaled), by_group(key), by_group(value))
-    if shared is not None:
-        shared = jnp.tile(shared, (1, heads // groups, 1))
-    result = _attend(products, rate, by_groups, _Biases(bias, shared), mask)
-    return result.reshape(batch, heads, asking, width).transpose(0, 2, 1, 3)
-
-
-def _in_parts(heads_of_rows, products, behind):
-    """Causal attention: a part of the queries needs no key behind its last one's position."""
-    query, key, value = heads_of_rows
-    batch, asking, heads, width = query.shape
-    length, groups = key.shape[1:3]
-    share = heads // groups
-    by_group = partial(_by_group, groups)
-    size = max(_SHORTEST_PART, -(-asking // _PARTS))
-    found = []
-    for start in range(0, asking, size):
-        end = min(start + size, asking)
-        seen = min(length, behind.most + end)
-        own = behind.position[:, None] + jnp.arange(start, end)[None]
-        bias = jnp.where(jnp.arange(seen)[None, None] <= own[..., None], 0.0, MASKED)
-        bias = jnp.repeat(jnp.tile(bias, (1, share, 1)), groups if len(bias) > 1 else 1, axis=0)
-        scaled = query[:, start:end] * jnp.asarray(width**-0.5, query.dtype)
-        part = _Heads(by_group(scaled), by_group(key[:, :seen]), by_group(value[:, :seen]))
-        attended = _attend(products, 0.0, part, _Biases(bias), None)
-        found.append(attended.reshape(batch, heads, end - start, width))
-    return jnp.concatenate(found, axis=2).transpose(0, 2, 1, 3)
+    mask, rate = (kept.mask.reshape(batch * heads, -1, length), kept.rate) if kept else (None, 0.0)
+    by_head = tuple(_by_group(heads, x) for x in (scaled, key, value))
+    result = _attend(products, rate, by_head, outside, shared, mask)
+    return result.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(products, rate, heads, biases, kept):
-    """query `[N, Q, d]`, key, value `[N, L, d]`, biases of the scores → `[N, Q, d]`.
+def _attend(products, rate, heads, bias, shared, kept):
+    """query `[N, Q, d]`, key, value `[N, L, d]` → `[N, Q, d]`.
 
-    The softmax is computed in float32. kept `[N, Q, L]` marks the weights that dropout keeps; None:
-    all.
+    The softmax is computed in float32. To the scores are added bias `[N or 1, Q or 1, L]` and (or
+    None) shared `[n, Q, L]`, where n divides N, to each n of them; the latter alone has a gradient.
+    kept `[N, Q, L]` marks the weights that dropout keeps; None: all.
     """
-    return _attend_forward(products, rate, heads, biases, kept)[0]
+    return _attend_forward(products, rate, heads, bias, shared, kept)[0]
 
 
 def _dropped(rate, weights, kept):
     return weights if kept is None else jnp.where(kept, weights / (1 - rate), 0)
 
 
-def _attend_forward(products, rate, heads, biases, kept):
-    (query, key, value), (bias, shared) = heads, biases
+def _attend_forward(products, rate, heads, bias, shared, kept):
+    query, key, value = heads
     scores = rounded_einsum(products, "nqd,nkd->nqk", query, key, jnp.float32) + bias
     if shared is not None:
         scores = (scores.reshape(-1, *shared.shape) + shared[None]).reshape(scores.shape)
@@ -269,11 +261,11 @@ def _attend_forward(products, rate, heads, biases, kept):
     result = rounded_einsum(
         products, "nqk,nkd->nqd", _dropped(rate, weights, kept), value, query.dtype
     )
-    return result, (heads, biases, kept, weights, result)
+    return result, (heads, bias, shared, kept, weights, result)
 
 
 def _attend_backward(products, rate, saved, gradient):
-    (query, key, value), (bias, shared), kept, weights, result = saved
+    (query, key, value), bias, shared, kept, weights, result = saved
     product = partial(rounded_einsum, products, result=query.dtype)
     d_value = product("nqk,nqd->nkd", _dropped(rate, weights, kept), gradient)
     d_weights = _dropped(rate, product("nqd,nkd->nqk", gradient, value), kept)
@@ -285,7 +277,7 @@ def _attend_backward(products, rate, saved, gradient):
     if shared is not None:
         by_rows = d_scores.astype(jnp.float32).reshape(-1, *shared.shape)
         d_shared = by_rows.sum(axis=0).astype(shared.dtype)
-    return _Heads(d_query, d_key, d_value), _Biases(jnp.zeros_like(bias), d_shared), None
+    return (d_query, d_key, d_value), jnp.zeros_like(bias), d_shared, None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)

@@ -153,17 +153,15 @@ def kept_weights(dropout: TokenDropout | None, place: jax.Array, heads: int) -> 
     The mask of a query for key k of head h is that of a token for feature 2¹⁶·h + k in `drop`.
 
     Args:
-        dropout: the block's dropout, with the keys of one layer.
+        dropout: with the keys of one layer.
         place: `[R, L]`, the place in the block of each token of a row.
-        heads: the number of query heads.
     """
     if dropout is None or dropout.keys is None or not dropout.attention:
         return None
     key = dropout.keys[ATTENTION_WEIGHTS]
     number = jnp.arange(heads, dtype=jnp.uint32)[:, None] * jnp.uint32(BETWEEN_HEADS)
-    of_keys = mix(
-        number + jnp.arange(place.shape[1], dtype=jnp.uint32)[None] + key[1]
-    )  # [heads, L]
+    features = number + jnp.arange(place.shape[1], dtype=jnp.uint32)[None]
+    of_keys = mix(features + key[1])  # [heads, L]
     of_queries = mix(dropout.digests ^ key[0])[place]  # [R, L]
     mask = _kept(of_queries[:, None, :, None] + of_keys[None, :, None], dropout.attention)
     return KeptWeights(mask, dropout.attention)

@@ -80,11 +80,7 @@ class Linear(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array, dropout: TokenDropout | None = None) -> jax.Array:
-        """`[..., I]` → `[..., features]` in x's dtype.
-
-        Raises:
-            ValueError: the parameters have `lora_key`, but `dropout` is None.
-        """
+        """`[..., I]` → `[..., features]` in x's dtype."""
         shape = x.shape[-1], self.features
         kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
         bias = None

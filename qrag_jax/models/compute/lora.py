@@ -19,7 +19,7 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.models.compute.linear import ADAPTER, LORA_A, LORA_B, LORA_KEY
-from qrag_jax.models.trunks.trunk import Params, Trunk
+from qrag_jax.models.trunks.transformer import Params, Transformer
 
 Leaves = dict[tuple[str, ...], jax.Array]  # by path
 
@@ -86,13 +86,11 @@ def has_keys(attached: Params) -> bool:
 
 
 def trainable(
-    trunk: Trunk, params: Params | Adapted, scale: float
+    trunk: Transformer, params: Params | Adapted, scale: float
 ) -> tuple[Leaves, Leaves, Callable[[Leaves], Params]]:
     """Leaves as the trunk takes them, trained and frozen, and how a gradient goes back.
 
-    Args:
-        params: of one tower, without a dropout key of the trunk; all of them are trained, or
-            adapters alone.
+    `params` are of one tower, without a dropout key of the trunk; all are trained, or adapters.
     """
     if not isinstance(params, Adapted):
         prepared = flatten_dict(trunk.prepare(params))

@@ -41,7 +41,7 @@ from qrag_jax.models.compute.packing import (
 )
 from qrag_jax.models.compute.row_sums import add_rows
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.trunks.trunk import WORDS, Params
+from qrag_jax.models.trunks.transformer import WORDS, Params
 from qrag_jax.runtime.mesh import (
     DATA,
     FSDP,
@@ -130,9 +130,6 @@ def embed_rows(
 
     It equals `encoder.embed(params, tokens, lengths)` on present rows, up to float rounding. If
     `params` have dropout keys, the masks of `dropout` act in the trunk or on the adapters' inputs.
-
-    Raises:
-        ValueError: rows are wider than the longest row length of `blocks`.
     """
     module = encoder.module
     rows = _sorted(encoder.module.mesh, blocks, token_rows, _masks(encoder, params))
@@ -170,22 +167,15 @@ def pull_back(
         params: of one tower, or a base with the adapters of one tower.
         token_rows: N rows; absent ones contribute nothing.
         cotangents: `[N, D]`.
-
-    Raises:
-        ValueError: rows are wider than the longest row length of `blocks`.
     """
     rows = _sorted(encoder.module.mesh, blocks, token_rows, _masks(encoder, params))
     # A row that occurs twice is pulled back once, with the sum of its cotangents.
     every = add_rows(jnp.zeros_like(cotangents), rows.first, cotangents)
-    gradient, _, count = _pull_back(
-        encoder,
-        blocks,
-        params,
-        rows,
-        lambda embedded, cotangent: cotangent,
-        of_rows=every,
-        keep=False,
-    )
+
+    def given(embedded: jax.Array, cotangent: jax.Array) -> jax.Array:
+        return cotangent
+
+    gradient, _, count = _pull_back(encoder, blocks, params, rows, given, of_rows=every, keep=False)
     return gradient, count
 
 

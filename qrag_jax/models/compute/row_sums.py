@@ -8,7 +8,7 @@ steps then adds the rows of equal indices, and the scatter that is left has each
 
 from __future__ import annotations
 
-from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -52,31 +52,18 @@ def _sorted_sums(table: jax.Array, at: jax.Array, rows: jax.Array) -> jax.Array:
     return table.at[once].add(sums, mode="drop", unique_indices=True)
 
 
+@jax.custom_vjp
 def take_rows(table: jax.Array, at: jax.Array) -> jax.Array:
     """`table[at]`, whose gradient adds in a fixed order (`add_rows`).
 
-    Args:
-        table: `[V, D]`.
-        at: `[T]`, from 0 to V - 1.
-
-    Returns:
-        `[T, D]`.
+    The table is `[V, D]`, at `[T]` from 0 to V - 1.
     """
-    return _taken(table.shape[0], table, at)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _taken(size: int, table: jax.Array, at: jax.Array) -> jax.Array:
     return table[at]
 
 
-def _taken_forward(size: int, table: jax.Array, at: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return table[at], at
+def _take_rows_backward(saved: tuple[Any, jax.Array], gradient: jax.Array) -> tuple[Any, None]:
+    table, at = saved
+    return add_rows(jnp.zeros_like(table), at, gradient), None
 
 
-def _taken_backward(size: int, at: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None]:
-    nothing = jnp.zeros((size, gradient.shape[1]), gradient.dtype)
-    return add_rows(nothing, at, gradient), None
-
-
-_taken.defvjp(_taken_forward, _taken_backward)
+take_rows.defvjp(lambda table, at: (table[at], (table, at)), _take_rows_backward)

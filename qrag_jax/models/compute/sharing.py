@@ -13,7 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.models.compute.attention import Behind, padded_attention
+from qrag_jax.models.compute.attention import Behind, causal_attention
 from qrag_jax.models.compute.packing import Layout, Shared, from_rows, to_rows
 from qrag_jax.models.compute.precision import PRODUCTS, Precision
 
@@ -115,7 +115,7 @@ def shared_attention(
     def of_row_starts(layout: Layout) -> jax.Array:
         lengths = jnp.maximum(layout.lengths, 1)
         heads = rows(query, layout), rows(key, layout), rows(value, layout)
-        attended = padded_attention(*heads, lengths, precision=precision, causal=True)
+        attended = causal_attention(*heads, lengths, precision)
         return packed(attended, layout)
 
     shared = layout.shared
@@ -123,13 +123,12 @@ def shared_attention(
         return of_row_starts(layout)
     position = jnp.repeat(shared.counts, len(layout.lengths) // len(shared.counts))
     most = 0 if shared.prompts is None else shared.prompts.place.shape[1]
-    attended = padded_attention(
+    attended = causal_attention(
         rows(query, shared.own),
         rows(key, layout),
         rows(value, layout),
         jnp.maximum(layout.lengths, 1),
-        precision=precision,
-        causal=True,
+        precision,
         first=Behind(position, most),
     )
     own = packed(attended, shared.own)

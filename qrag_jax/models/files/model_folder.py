@@ -25,14 +25,12 @@ from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.bounded_json import shown
 from qrag_jax.runtime.whole_files import inside, is_plain, write_json
 
-VOCABULARY_FILES = (  # a tokenizer needs one of them
+GENERATION = "generation_config.json"
+TOKENIZER_FILES = (
     *("tokenizer.json", "vocab.txt", "vocab.json"),
     *("sentencepiece.bpe.model", "spiece.model", "tokenizer.model"),
-)
-TOKENIZER_FILES = (
-    *VOCABULARY_FILES,
     *("tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
-    *("merges.txt", "chat_template.jinja"),
+    *("merges.txt", "chat_template.jinja", GENERATION),
 )
 MODULES, MODEL_CONFIG = "modules.json", "config_sentence_transformers.json"
 # Of the first module; older releases of sentence-transformers named it after the architecture.
@@ -54,12 +52,6 @@ TORCH_FILES = ["pytorch_model.bin", "pytorch_model-*.bin", "*_Transformer/pytorc
 OTHER_FORMATS = ["onnx/*", "openvino/*"]
 WHOLE_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 WEIGHT_FILES = (WHOLE_FILE, INDEX_FILE, "pytorch_model.bin", "pytorch_model.bin.index.json")
-
-
-def check_tokenizer_links(folder: Path) -> None:
-    """Refuses tokenizer files that link out of the folder (see `inside`): libraries follow them."""
-    for name in TOKENIZER_FILES:
-        inside(folder, name)
 
 
 def read_modules(folder: Path) -> list[tuple[str, str]]:
@@ -223,11 +215,6 @@ def open_safetensors(path: Path) -> dict[str, FileTensor]:
         ) from error
 
 
-def read_safetensors(path: Path) -> dict[str, np.ndarray]:
-    """Reads every tensor of one file."""
-    return {name: np.asarray(tensor) for name, tensor in open_safetensors(path).items()}
-
-
 def open_tensors(folder: Path) -> Mapping[str, Tensor]:
     """All weights of a folder, by the names and in the dtypes they are stored in.
 
@@ -260,15 +247,12 @@ def _open_shards(index: Path) -> dict[str, Tensor]:
                 f"{index}: the shard {shown(shard)} in weight_map (of {shown(tensor)}) is not a "
                 f"plain file name that ends in .{suffix}; download the model again."
             )
-    shards = sorted(set(weight_map.values()))
-    missing = [shard for shard in shards if not inside(index.parent, shard).is_file()]
-    if missing:
-        raise InputError(
-            f"{index}: {', '.join(missing):.300} missing from the folder; download the model again."
-        )
     tensors: dict[str, Tensor] = {}
-    for shard in shards:
-        tensors |= _open_weights(index.parent / shard)
+    for shard in sorted(set(weight_map.values())):
+        path = inside(index.parent, shard)
+        if not path.is_file():
+            raise InputError(f"{index}: {shard} is missing; download the model again.")
+        tensors |= _open_weights(path)
     absent = [name for name in weight_map if name not in tensors]
     if absent:
         raise InputError(f"{index}: the shards lack the tensors {', '.join(absent):.300}.")

@@ -16,9 +16,9 @@ from qrag_jax.models.files.model_folder import (
     MODEL_CONFIG,
     MODULES,
     TRANSFORMER_CONFIGS,
+    read_config,
     read_json,
     read_modules,
-    read_safetensors,
     trunk_folder,
 )
 from qrag_jax.models.heads.embedding import CLS, LAST, MEAN
@@ -38,47 +38,47 @@ FLAGS = {
 CLASSES = "sentence_transformers.models."  # every release of the library knows this prefix
 _LONGEST, _NO_LIMIT = "model_max_length", 2**31
 POOLING, NORMALIZE, DENSE = "Pooling", "Normalize", "Dense"
+# A field of `config.json`: the factor on pooled vectors that is not in the weights. An exported
+# tower has it, and transformers keeps it when it saves the model again.
+VECTOR_SCALE = "qrag_jax_vector_scale"
 # Texts for comparing a written tokenizer with the one of training.
 PROBES = ("Who wrote it, in 1984?", " Two  spaces\nand a new line. ", "Zürich, naïve; 東京 → ½", "")
 LONG = "the moth is a thing of the night " * 40
 
 
-def read_published(folder: Path) -> tuple[str | None, bool, float | None] | None:
+def read_published(folder: Path) -> tuple[str | None, bool] | None:
     """How a model turns hidden states into vectors; None if the folder has no `modules.json`.
 
-    The pooling (a name of `embedding.POOLINGS`; None: the folder names none), whether vectors are
-    scaled to length 1, and the factor on them, normalised or not (None: there is none). A Dense
-    layer is read as a factor: `write_modules` writes it for this purpose, and older exports have it
-    for every factor.
+    The pooling (a name of `embedding.POOLINGS`; None: the folder names none), and whether vectors
+    are scaled to length 1. A Dense layer is that of `write_modules`, whose factor `config.json` has
+    as well; no other is computed.
     """
     entries = read_modules(folder)
     if not entries:
         return None
     modules = dict(entries)
     unknown = modules.keys() - {"Transformer", POOLING, NORMALIZE, DENSE}
+    if DENSE in modules and VECTOR_SCALE not in read_config(trunk_folder(folder)):
+        unknown.add(DENSE)
     if unknown:
         raise _not_computed(folder / MODULES, f"the module {', '.join(sorted(unknown))}")
     if len(modules) < len(entries):
         raise _not_computed(folder / MODULES, "a module that is there twice")
-    for kind in (POOLING, DENSE):  # the root's files of the same names belong to the trunk
-        if modules.get(kind) == "":
-            raise InputError(f"{folder / MODULES}: the module {kind} has no folder of its own.")
-    scale = None
-    if DENSE in modules:
-        if [*modules][-1] != DENSE:
-            raise _not_computed(folder / MODULES, "the module Dense before the last")
-        scale = _factor(folder, modules[DENSE])
+    if modules.get(POOLING) == "":  # the root's files of the same names belong to the trunk
+        raise InputError(f"{folder / MODULES}: the module {POOLING} has no folder of its own.")
     pooling = None
     if POOLING in modules:
         pooling = _pooling(inside(folder, modules[POOLING], "config.json"))
-    return pooling, NORMALIZE in modules, scale
+    return pooling, NORMALIZE in modules
 
 
-def prompts(folder: Path) -> dict[str, str]:
-    """The model's prompts by name: texts that preceded inputs in its training. No empty ones."""
+def print_unused_prompts(folder: Path, fix: str) -> None:
+    """Says which prompts the model has, texts that preceded inputs in its training, if any."""
     path = inside(folder, MODEL_CONFIG)
     found = read_json(path).get("prompts") if path.is_file() else None
-    return {str(name): str(text) for name, text in (found or {}).items() if text}
+    texts = ", ".join(f"{name} {text!r}" for name, text in (found or {}).items() if text)
+    if texts:
+        print(f"The model's prompts are not used ({texts}); {fix}.")
 
 
 def read_inputs(folder: Path) -> tuple[bool, int | None]:
@@ -112,19 +112,6 @@ def _pooling(where: Path) -> str:
     if not config.get("include_prompt", True):
         raise _not_computed(where, "a pooling that leaves the prompt out (include_prompt)")
     return ours[modes[0]]
-
-
-def _factor(folder: Path, name: str) -> float:
-    """The factor s of a Dense layer that computes s·x."""
-    module = folder / name
-    config = read_json(inside(folder, name, "config.json"))
-    tensors = read_safetensors(inside(folder, name, "model.safetensors"))
-    weight = np.asarray(tensors.get("linear.weight", np.zeros((1, 1))), np.float32)
-    factor = float(weight[0, 0])
-    plain = str(config.get("activation_function")).endswith(".Identity") and len(tensors) == 1
-    if not plain or factor <= 0 or not np.array_equal(weight, factor * np.eye(len(weight))):
-        raise _not_computed(module, "a Dense layer that does more than multiply by a number")
-    return factor
 
 
 def _not_computed(where: Path, what: str) -> InputError:
@@ -201,6 +188,7 @@ def write_tokenizer(
     """Writes a tokenizer that turns texts into a tower's rows: `opening text [SEP]`.
 
     The tower's prefix is part of `opening`, token by token as in training, so it needs no prompt.
+    What is written is read again, and refused if it gives other rows than those of training.
 
     Args:
         opening: `state_opening` or `chunk_opening` of the encoder.
@@ -232,19 +220,8 @@ def write_tokenizer(
     }
     tokens = {name: token_name(tokenizer, index) for name, index in named.items()}
     write_json(out / "tokenizer_config.json", config | tokens)
-
-
-def check_tokenizer(
-    folder: Path,
-    tokenizer: TextTokenizer,
-    opening: tuple[int, ...],
-    *,
-    max_tokens: int,
-    plain: bool,
-) -> None:
-    """Checks that the tokenizer written by `write_tokenizer` gives the rows of training."""
     written = auto_tokenizer().from_pretrained(
-        folder, local_files_only=True, trust_remote_code=False, model_max_length=10**9
+        out, local_files_only=True, trust_remote_code=False, model_max_length=10**9
     )
     separator = token_name(tokenizer, tokenizer.sep_id)
     rows: list[tuple[str, ...]] = [*((text,) for text in PROBES), (LONG,)]
@@ -259,7 +236,7 @@ def check_tokenizer(
         for there, here in ((found, whole), (found_cut, cut)):
             if there != here:
                 raise InputError(
-                    f"{folder.name}: the run's tokenizer cannot be exported, since a plain text "
+                    f"{out.name}: the run's tokenizer cannot be exported, since a plain text "
                     f"such as {text[:60]!r} would become other tokens than in training; embed with "
                     "qrag_jax, or train with another encoder."
                 )

@@ -1,8 +1,7 @@
 """Reads the tensors of a `pytorch_model.bin` without torch and without running code from it.
 
 Such a file is a pickle, and a pickle is a program. Names in it resolve only to what `_Reader` makes
-of the few that a dictionary of tensors needs; the file is refused at any other name. Bytes become
-arrays after the pickle is loaded.
+of the few that a dictionary of tensors needs; the file is refused at any other name.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import pickle
 import struct
 import zipfile
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 import ml_dtypes
 import numpy as np
@@ -44,8 +43,8 @@ def read_torch_file(path: Path) -> dict[str, np.ndarray]:
         with path.open("rb") as file:
             is_zip = file.read(4) == b"PK\x03\x04"
             file.seek(0)
-            tensors, storages = (_read_zip if is_zip else _read_legacy)(file)
-        arrays = {name: _array(name, tensor, storages) for name, tensor in tensors.items()}
+            arrays = (_read_zip if is_zip else _read_legacy)(file)
+        arrays = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror or error}).") from error
     except Exception as error:  # a broken pickle may fail with nearly any exception
@@ -61,36 +60,23 @@ def read_torch_file(path: Path) -> dict[str, np.ndarray]:
     return arrays
 
 
-class _Storage(NamedTuple):
-    """A run of `numel` elements, named by `key` within the file; the bytes are read later."""
-
-    key: str
-    dtype: np.dtype
-    numel: int
-
-
-class _Tensor(NamedTuple):
-    """A strided view of a storage; offset and strides count elements, as in torch."""
-
-    storage: _Storage
-    offset: int
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
+_StorageOf = Callable[[str, np.dtype, int], np.ndarray]  # by key, dtype and number of elements
 
 
 class _Reader(pickle.Unpickler):
     """An unpickler that knows tensors and nothing else; `storages`: all that are named, by key."""
 
-    def __init__(self, file: IO[bytes]) -> None:
+    def __init__(self, file: IO[bytes], storage_of: _StorageOf | None = None) -> None:
         super().__init__(file, encoding="utf-8")
-        self.storages: dict[str, _Storage] = {}
+        self.storages: dict[str, np.ndarray] = {}
+        self._storage_of = storage_of
 
     def find_class(self, module: str, name: str) -> Any:
         # Functions are new at each call: a pickle can set attributes on what it gets.
         if (module, name) == ("collections", "OrderedDict"):
             return OrderedDict
         if (module, name) == ("torch._utils", "_rebuild_tensor_v2"):
-            return lambda *args: _Tensor(*args[:4])  # then requires_grad, hooks, metadata
+            return lambda *args: _view(*args[:4])  # then requires_grad, hooks, metadata
         if (module, name) == ("torch._utils", "_rebuild_parameter"):
             return lambda tensor, *rest: tensor
         if module in ("torch", "torch.cuda") and name in DTYPES:
@@ -99,42 +85,56 @@ class _Reader(pickle.Unpickler):
             f"refused, since the file asks for {f'{module}.{name}':.100}, which could run code"
         )
 
-    def persistent_load(self, pid: Any) -> _Storage:
+    def persistent_load(self, pid: Any) -> np.ndarray:
         """pid: ("storage", kind, key, device, numel) and, in the older format, a view."""
         if any(pid[5:]):
             raise pickle.UnpicklingError("a view of a storage, as before torch 0.4")
-        storage = _Storage(pid[2], DTYPES[pid[1]], pid[4])
-        return self.storages.setdefault(storage.key, storage)
+        kind, key, numel = pid[1], pid[2], pid[4]
+        if key not in self.storages:
+            self.storages[key] = self._storage_of(key, DTYPES[kind], numel)
+        return self.storages[key]
 
 
-def _tensors(found: Any) -> dict[str, _Tensor]:
+def _view(storage: Any, offset: Any, size: Any, stride: Any) -> np.ndarray:
+    """A tensor of a storage's elements, which offset and strides count; none lie outside of it."""
+    if not all(type(n) is int and n >= 0 for n in (offset, *size, *stride)):
+        raise ValueError("a tensor has a size or stride that is no number")
+    numel = math.prod(size)
+    if numel == 0:
+        return np.empty(size, storage.dtype)
+    last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    # More elements than the storage has: of stride 0, they could take any amount of memory.
+    if last >= len(storage) or numel > len(storage):
+        raise ValueError("a tensor reaches outside of its storage")
+    strides = [step * storage.itemsize for step in stride]
+    return np.lib.stride_tricks.as_strided(storage[offset:], size, strides)
+
+
+def _tensors(found: Any) -> dict[str, np.ndarray]:
     """The tensors of a state dict, or of the one that a training's checkpoint holds."""
     if not isinstance(found, dict):
         return {}
     wrapped = (found[name] for name in WRAPPERS if isinstance(found.get(name), dict))
     items = next(wrapped, found).items()
-    return {str(name): value for name, value in items if isinstance(value, _Tensor)}
+    return {str(name): value for name, value in items if isinstance(value, np.ndarray)}
 
 
-def _read_zip(file: IO[bytes]) -> tuple[dict[str, _Tensor], dict[str, np.ndarray]]:
+def _read_zip(file: IO[bytes]) -> dict[str, np.ndarray]:
     """The format since torch 1.6: a zip of `data.pkl` and one entry per storage."""
     with zipfile.ZipFile(file) as archive:
         (pickled,) = [name for name in archive.namelist() if name.endswith("/data.pkl")]
         root = pickled.removesuffix("data.pkl")
         if f"{root}byteorder" in archive.namelist() and archive.read(f"{root}byteorder") == b"big":
             raise ValueError("it is from a big-endian machine")
+
+        def storage_of(key: str, dtype: np.dtype, numel: int) -> np.ndarray:
+            return np.frombuffer(archive.read(f"{root}data/{key}"), dtype, numel)
+
         with archive.open(pickled) as data:
-            tensors = _tensors(_Reader(data).load())
-        storages = {
-            storage.key: np.frombuffer(
-                archive.read(f"{root}data/{storage.key}"), storage.dtype, storage.numel
-            )
-            for storage in {tensor.storage for tensor in tensors.values()}
-        }
-    return tensors, storages
+            return _tensors(_Reader(data, storage_of).load())
 
 
-def _read_legacy(file: IO[bytes]) -> tuple[dict[str, _Tensor], dict[str, np.ndarray]]:
+def _read_legacy(file: IO[bytes]) -> dict[str, np.ndarray]:
     """The format before torch 1.6: five pickles (magic, version, machine, dict, keys), then bytes.
 
     The bytes hold, in the order of the keys, each storage's size (int64) and elements.
@@ -142,29 +142,13 @@ def _read_legacy(file: IO[bytes]) -> tuple[dict[str, _Tensor], dict[str, np.ndar
     magic, version, machine = (_Reader(file).load() for _ in range(3))
     if (magic, version) != (LEGACY_MAGIC, LEGACY_PROTOCOL) or not machine["little_endian"]:
         raise ValueError("not a file of torch.save, or one from a big-endian machine")
-    reader = _Reader(file)
+    reader = _Reader(file, lambda key, dtype, numel: np.empty(numel, dtype))
     tensors, keys = _tensors(reader.load()), _Reader(file).load()
-    storages = {}
+    if reader.storages.keys() - set(keys):
+        raise ValueError("it lacks the elements of a tensor")
     for key in keys:
-        _, dtype, numel = reader.storages[key]
+        storage = reader.storages[key]  # the tensors are views of it
         (written,) = struct.unpack("<q", file.read(8))
-        storages[key] = np.frombuffer(file.read(written * dtype.itemsize), dtype, numel)
-    return tensors, storages
-
-
-def _array(name: str, tensor: _Tensor, storages: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The tensor's elements; refuses a tensor that reaches outside of its storage."""
-    storage, offset, size, stride = tensor
-    elements = storages[storage.key]
-    if not all(type(n) is int and n >= 0 for n in (offset, *size, *stride)):
-        raise ValueError(f"the tensor {name} has a size or stride that is no number")
-    numel = math.prod(size)
-    if numel == 0:
-        return np.empty(size, elements.dtype)
-    last = offset + sum((n - 1) * s for n, s in zip(size, stride, strict=True))
-    # More elements than the storage has: of stride 0, they could take any amount of memory.
-    if last >= len(elements) or numel > len(elements):
-        raise ValueError(f"the tensor {name} reaches outside of its storage")
-    strides = [step * elements.itemsize for step in stride]
-    view = np.lib.stride_tricks.as_strided(elements[offset:], size, strides)
-    return np.asarray(view, order="C")
+        data = file.read(written * storage.itemsize)
+        storage[:] = np.frombuffer(data, storage.dtype, len(storage))
+    return tensors

@@ -16,7 +16,6 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.model_folder import (
     MODULES,
-    VOCABULARY_FILES,
     StoredLeaf,
     Tensor,
     copy_files,
@@ -25,7 +24,7 @@ from qrag_jax.models.files.model_folder import (
     trunk_folder,
     write_shards,
 )
-from qrag_jax.models.trunks.trunk import LAYERS, WORDS, Params, Trunk
+from qrag_jax.models.trunks.transformer import LAYERS, WORDS, Params, Transformer
 from qrag_jax.runtime.whole_files import write_json
 
 LeafPath = tuple[str, ...]  # path of a leaf in the parameter tree
@@ -94,7 +93,7 @@ def name_table(
 
 
 def stored_params(
-    table: NameTable, module: Trunk, tensors: Mapping[str, Tensor], where: str
+    table: NameTable, module: Transformer, tensors: Mapping[str, Tensor], where: str
 ) -> dict[str, Any]:
     """The stacked parameters of `module`, from tensors with Hugging Face's names.
 
@@ -105,14 +104,38 @@ def stored_params(
         tensors: name → tensor of any float dtype; linear weights `[out, in]`.
         where: names the file or folder in errors.
     """
-    prefix, found = _match(table, module, tensors, where)
+    shapes = expected_shapes(table, module)
+    prefix = max(
+        table.prefixes,
+        key=lambda p: sum(table.find(tensors, p + name) is not None for name in shapes),
+    )
+    problems, used, found = [], set(), dict[str, Tensor]()
+    for name, shape in shapes.items():
+        there = table.find(tensors, prefix + name)
+        if there is None:
+            problems.append(f"{prefix}{name} {shape} is missing")
+            continue
+        used.add(there)
+        tensor = found[name] = tensors[there]
+        if tensor.shape != shape:
+            problems.append(f"{there} has shape {tensor.shape}, expected {shape}")
+        elif not jnp.issubdtype(tensor.dtype, jnp.floating):
+            problems.append(f"{there} is {tensor.dtype}, expected a float dtype")
+    trunk = tuple(prefix + beginning for beginning in table.trunk)
+    for name, tensor in tensors.items():
+        if name.startswith(trunk) and name not in used and not table.ignored.search(name):
+            problems.append(f"{name} {tensor.shape} has no place in this config")
+    if problems:
+        listed, rest = problems[:MOST_PROBLEMS], len(problems) - MOST_PROBLEMS
+        listed += [f"and {rest} more"] if rest > 0 else []
+        raise InputError(f"{where}: the weights do not fit config.json: {'; '.join(listed)}.")
 
     def leaf(path: LeafPath, count: int, shape: tuple[int, ...]) -> StoredLeaf:
-        names = [prefix + table.names[path].format(i) for i in range(count)]
-        there = [tensors[found[name]] for name in names if name in found]
+        names = [table.names[path].format(i) for i in range(count)]
+        dtype = next((found[name].dtype for name in names if name in found), np.float32)
         # A view of one number: of this shape, a table of words may have gigabytes.
-        ones = np.broadcast_to(np.ones((), there[0].dtype if there else np.float32), shape)
-        own = [tensors[found[name]] if name in found else ones for name in names]
+        ones = np.broadcast_to(np.ones((), dtype), shape)
+        own = [found.get(name, ones) for name in names]
         return StoredLeaf(own, path[0] == LAYERS, path[-1] == "kernel")
 
     return unflatten_dict(
@@ -125,43 +148,22 @@ def tensors_from_params(table: NameTable, params: Params) -> dict[str, np.ndarra
     return {name: np.asarray(part, order="C") for name, part in _parts(table, params).items()}
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class _Part:
-    """One tensor of a tree, as a file has it; an array on a device comes to the host when read."""
-
-    leaf: Any
-    index: tuple[int, ...]
-    transposed: bool
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        shape = tuple(self.leaf.shape[len(self.index) :])
-        return shape[::-1] if self.transposed else shape
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(self.leaf.dtype)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        array = np.asarray(self.leaf[self.index], dtype)
-        return array.T if self.transposed else array
-
-
-def _parts(table: NameTable, params: Params) -> dict[str, Any]:
+def _parts(table: NameTable, params: Params) -> dict[str, Tensor]:
     """The tensors of a tree, layer by layer; those in files are as they are there."""
-    found: list[tuple[int, str, Any]] = []
+    found: list[tuple[int, str, Tensor]] = []
     for path, leaf in flatten_dict(params).items():
         stacked = path[0] == LAYERS
-        for i in range(leaf.shape[0] if stacked else 1):
+        tensors: Any
+        if isinstance(leaf, StoredLeaf):
+            tensors = leaf.tensors
+        else:
+            array = np.asarray(leaf) if stacked else np.asarray(leaf)[None]
+            tensors = array.swapaxes(-1, -2) if path[-1] == "kernel" else array
+        for i, tensor in enumerate(tensors):
             name = table.names[path].format(i)
-            part = (
-                leaf.tensors[i]
-                if isinstance(leaf, StoredLeaf)
-                else _Part(leaf, (i,) if stacked else (), path[-1] == "kernel")
-            )
             if name not in table.absent:
-                found.append((i if stacked else -1, name, part))
-    return {name: part for _, name, part in sorted(found, key=lambda entry: entry[0])}
+                found.append((i if stacked else -1, name, tensor))
+    return {name: tensor for _, name, tensor in sorted(found, key=lambda entry: entry[0])}
 
 
 def save_folder(
@@ -179,11 +181,6 @@ def save_folder(
         tokenizer_files_from: folder from which `kept_files` are copied.
         out: files of the same names in it are replaced.
     """
-    files = kept_files(tokenizer_files_from)
-    if files.keys().isdisjoint(VOCABULARY_FILES):
-        raise InputError(f"{tokenizer_files_from}: has none of {', '.join(VOCABULARY_FILES)}.")
-    if out.exists() and not out.is_dir():
-        raise InputError(f"{out}: is a file; give a folder to write.")
     out.mkdir(parents=True, exist_ok=True)
     tensors = _parts(table, params)
     write_shards(out, tensors)
@@ -194,14 +191,14 @@ def save_folder(
         "torch_dtype": tensors[table.names[(WORDS,)]].dtype.name,
     }
     write_json(out / "config.json", config)
-    copy_files(files, out)
+    copy_files(kept_files(tokenizer_files_from), out)
     if trunk_folder(tokenizer_files_from) != tokenizer_files_from:  # here it is the folder itself
         modules = read_json(tokenizer_files_from / MODULES, list)
         modules[0]["path"] = ""
         write_json(out / MODULES, modules)
 
 
-def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...]]:
+def expected_shapes(table: NameTable, module: Transformer) -> dict[str, tuple[int, ...]]:
     """Every tensor that `module` needs: name without prefix → shape in the files."""
     shapes = {}
     for path, count, shape in leaves_of(module):
@@ -212,7 +209,7 @@ def expected_shapes(table: NameTable, module: Trunk) -> dict[str, tuple[int, ...
     return {name: shape for name, shape in shapes.items() if name not in table.absent}
 
 
-def leaves_of(module: Trunk) -> Iterator[tuple[LeafPath, int, tuple[int, ...]]]:
+def leaves_of(module: Transformer) -> Iterator[tuple[LeafPath, int, tuple[int, ...]]]:
     """Every stacked leaf: its path, how many tensors it stacks, and the shape of one."""
     tree = jax.eval_shape(module.init_params, jax.random.key(0))
     for path, leaf in flatten_dict(tree).items():
@@ -220,35 +217,3 @@ def leaves_of(module: Trunk) -> Iterator[tuple[LeafPath, int, tuple[int, ...]]]:
             yield path, leaf.shape[0], leaf.shape[1:]
         else:
             yield path, 1, leaf.shape
-
-
-def _match(
-    table: NameTable, module: Trunk, tensors: Mapping[str, Tensor], where: str
-) -> tuple[str, dict[str, str]]:
-    """The prefix of all names, and a map: expected name with prefix → name in `tensors`."""
-    shapes = expected_shapes(table, module)
-    prefix = max(
-        table.prefixes,
-        key=lambda p: sum(table.find(tensors, p + name) is not None for name in shapes),
-    )
-    problems, found = [], {}
-    for name, shape in shapes.items():
-        there = table.find(tensors, prefix + name)
-        if there is None:
-            problems.append(f"{prefix}{name} {shape} is missing")
-            continue
-        found[prefix + name] = there
-        array = tensors[there]
-        if array.shape != shape:
-            problems.append(f"{there} has shape {array.shape}, expected {shape}")
-        elif not jnp.issubdtype(array.dtype, jnp.floating):
-            problems.append(f"{there} is {array.dtype}, expected a float dtype")
-    trunk, used = tuple(prefix + beginning for beginning in table.trunk), set(found.values())
-    for name in tensors:
-        if name.startswith(trunk) and name not in used and not table.ignored.search(name):
-            problems.append(f"{name} {tensors[name].shape} has no place in this config")
-    if problems:
-        listed, rest = problems[:MOST_PROBLEMS], len(problems) - MOST_PROBLEMS
-        listed += [f"and {rest} more"] if rest > 0 else []
-        raise InputError(f"{where}: the weights do not fit config.json: {'; '.join(listed)}.")
-    return prefix, found

@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from qrag_jax.models.compute.lora import Adapted, attach, of_tower
 from qrag_jax.models.compute.packing import Layout, padded_layout
 from qrag_jax.models.compute.precision import EXACT
-from qrag_jax.models.trunks.trunk import WORDS, Params, Trunk
+from qrag_jax.models.trunks.transformer import WORDS, Params, Transformer
 
 POOLINGS = MEAN, LAST, CLS = "mean", "last", "cls"
 
@@ -41,7 +41,7 @@ class TextEncoder:
         attention_dropout: share of attention weights that it drops if there is a dropout key.
     """
 
-    module: Trunk
+    module: Transformer
     width: int
     max_positions: int
     opening_id: int | None
@@ -78,10 +78,6 @@ class TextEncoder:
     def _opening(self) -> tuple[int, ...]:
         return () if self.opening_id is None else (self.opening_id,)
 
-    def init(self, key: jax.Array) -> Params:
-        """Random parameters of one tower, layers stacked."""
-        return self.module.init_params(key)
-
     def tower(self, params: Params | Adapted, number: int) -> Params:
         """Selects one of several towers stacked on axis 0; its layers stay stacked.
 
@@ -110,13 +106,11 @@ class TextEncoder:
     def embed_words(self, prepared: Params, words: jax.Array, layout: Layout) -> jax.Array:
         """R rows placed in T places as in `layout` → float32 embeddings `[R, D]`.
 
+        A row of length 0 yields zeros.
+
         Args:
             prepared: parameters as `module.prepare` returns them.
             words: `[T, D]`, rows of the word table.
-            layout: the block's layout.
-
-        Returns:
-            The embeddings, zeros for a row of length 0.
         """
         hidden = jnp.asarray(self.module.apply({"params": prepared}, words, layout))
         if not self.normalise:
@@ -128,16 +122,10 @@ class TextEncoder:
 
 
 def pool(pooling: str, hidden: jax.Array, layout: Layout, scale: float = 1.0) -> jax.Array:
-    """Pools hidden states `[T, D]`, placed as in `layout`, to one vector for each of R rows.
+    """Pools hidden states `[T, D]`, placed as in `layout`, to vectors times a scale.
 
-    Args:
-        pooling: a name of `POOLINGS`.
-        hidden: `[T, D]`.
-        layout: the block's layout.
-        scale: factor on the result.
-
-    Returns:
-        float32 `[R, D]`, zeros for a row of length 0.
+    The result is float32 `[R, D]`, with zeros for a row of length 0; `pooling` is a name of
+    `POOLINGS`.
     """
     if pooling == MEAN:
         member = layout.row[None] == jnp.arange(len(layout.lengths))[:, None]

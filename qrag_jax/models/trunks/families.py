@@ -8,26 +8,23 @@ from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple
 
 import flax.linen as nn
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from qrag_jax.errors import Count, InputError, Positive, least
 from qrag_jax.models.compute.dropout import GATED, OUTPUT
-from qrag_jax.models.compute.packing import Layout
-from qrag_jax.models.compute.row_sums import take_rows
-from qrag_jax.models.files.weight_names import LeafPath, NameTable, name_table
-from qrag_jax.models.trunks.qwen3 import TABLE, Qwen3, Qwen3Config
+from qrag_jax.models.files.weight_names import NameTable, name_table
+from qrag_jax.models.trunks.qwen3 import KINDS, TABLE, Qwen3Config
 from qrag_jax.models.trunks.transformer import (
     ACTIVATIONS,
+    DISTANCES,
+    HEAD,
     QKV,
+    WORDS,
     Size,
     Sizes,
-    Transformer,
     frequencies,
     rotation_fields,
 )
-from qrag_jax.models.trunks.trunk import LAYERS, WORDS
 from qrag_jax.runtime.config_fields import check_value
 
 # ---------------------------------------------------------------------- BERT and RoBERTa
@@ -46,18 +43,12 @@ class BertConfig(Sizes):
     """BERT (Devlin et al., 2019)."""
 
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "model_type": ("bert",),
         "hidden_act": tuple(ACTIVATIONS),
         "position_embedding_type": ("absolute",),
     }
-
-
-class Bert(Transformer):
-    """BERT: queries, keys and values are three maps in its files."""
-
+    FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {QKV: PROJECTIONS}
     COLUMNS: ClassVar[tuple[str, ...]] = (*PROJECTIONS, "intermediate")
     ROWS: ClassVar[tuple[str, ...]] = ("attention_output", "output")
-    FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {QKV: PROJECTIONS}
 
 
 BERT_TABLE = name_table(
@@ -84,11 +75,6 @@ class XlmRobertaConfig(BertConfig):
     `max_position_embeddings` counts them, too.
     """
 
-    CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        **BertConfig.CHOICES,
-        "model_type": ("xlm-roberta", "roberta"),
-    }
-
     pad_token_id: int = 1
 
     @property
@@ -109,9 +95,6 @@ ROBERTA_TABLE = dataclasses.replace(
 
 # ---------------------------------------------------------------------- MPNet
 
-DISTANCES = "relative_attention_bias"  # leaf: a number for each bucket and head
-BUCKETS, FARTHEST = 32, 128  # distances of 128 or more are in the last bucket of their side
-
 
 @dataclasses.dataclass(frozen=True)
 class MpnetConfig(BertConfig):
@@ -119,13 +102,13 @@ class MpnetConfig(BertConfig):
 
     It is BERT with shifted positions and without segments. Besides, a learned number for each
     distance between two tokens is added to the scores of attention. One table holds these numbers
-    for all layers; as in T5, far distances share a row of it (Raffel et al., arXiv 1910.10683).
+    for all layers; far distances share a row of it (`buckets`).
     """
 
+    BUCKETS: ClassVar[int] = 32
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
         **BertConfig.CHOICES,
-        "model_type": ("mpnet",),
-        "relative_attention_num_buckets": (BUCKETS,),
+        "relative_attention_num_buckets": (32,),
         "pad_token_id": (1,),
     }
 
@@ -134,48 +117,6 @@ class MpnetConfig(BertConfig):
     @property
     def first_position(self) -> int:
         return 2  # the models of Hugging Face fix their padding id at 1
-
-
-def buckets(length: int) -> np.ndarray:
-    """The bucket of each distance, key's position minus query's, from 1 - L to L - 1: `[2L - 1]`.
-
-    Half of the buckets are for keys behind the query. In each half the first 8 buckets are of one
-    distance each, and the others grow by a constant factor.
-    """
-    distance = np.arange(1 - length, length)
-    half = BUCKETS // 2
-    single = half // 2
-    far = np.maximum(np.abs(distance), single).astype(np.float32)
-    # In float32 as in torch: where a bucket begins, rounding decides.
-    grown = np.log(far / single) / np.float32(np.log(FARTHEST / single)) * np.float32(half - single)
-    bucket = np.where(np.abs(distance) < single, np.abs(distance), single + grown.astype(np.int64))
-    return np.minimum(bucket, half - 1) + half * (distance > 0)
-
-
-def by_pairs(values: jax.Array) -> jax.Array:
-    """Values of distances `[2L - 1, heads]` → of pairs `[heads, L, L]`, by query and key.
-
-    Each row is the row above, moved by one. So all rows are one long row, cut anew, and no gather
-    is needed, whose gradient would be a scatter.
-    """
-    length = (len(values) + 1) // 2
-    padded = jnp.pad(values.T, ((0, 0), (0, 1)))
-    long = jnp.tile(padded, (1, length))[:, : length * (2 * length - 1)]
-    return long.reshape(-1, length, 2 * length - 1)[:, :, length - 1 :]
-
-
-class Mpnet(Bert):
-    """MPNet: what is added to scores of attention comes from a table."""
-
-    def setup(self) -> None:
-        super().setup()
-        init = nn.initializers.normal(0.02)
-        self.distances = self.param(DISTANCES, init, (BUCKETS, self.config.num_attention_heads))
-
-    def constants(self, layout: Layout) -> tuple[jax.Array, ...]:
-        """What is added to the scores, float32 `[heads, L, L]`."""
-        table = jnp.asarray(self.distances, jnp.float32)
-        return (by_pairs(take_rows(table, jnp.asarray(buckets(layout.place.shape[1])))),)
 
 
 MPNET_TABLE = name_table(
@@ -207,7 +148,6 @@ class GteConfig(Sizes):
     GATED_MAP: ClassVar[str] = "up_gate"
     DROPS: ClassVar[tuple[int, ...]] = (GATED, OUTPUT)
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "model_type": ("new",),
         "hidden_act": tuple(ACTIVATIONS),
         "layer_norm_type": ("layer_norm", "rms_norm"),
         "position_embedding_type": ("rope",),
@@ -294,8 +234,8 @@ class NomicBertConfig(GteConfig):
 
     BIASES: ClassVar[tuple[bool, bool, bool]] = (False, False, False)
     DROPS: ClassVar[tuple[int, ...]] = (OUTPUT,)
+    FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {"up_gate": ("up", "gate")}
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "model_type": ("nomic_bert",),
         "hidden_act": ("silu", *ACTIVATIONS),
         "activation_function": ("swiglu",),
         **dict.fromkeys(("prenorm", "parallel_block", "causal", "qkv_proj_bias"), (False,)),
@@ -344,12 +284,6 @@ class NomicBertConfig(GteConfig):
         return theta
 
 
-class NomicBert(Transformer):
-    """NomicBERT: the two halves of the feed-forward are two maps in its files."""
-
-    FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {"up_gate": ("up", "gate")}
-
-
 # The names of published folders, which transformers reads and writes, too. The folder of a model
 # with a head (nomic-bert-2048) calls the trunk "bert".
 NOMIC_TABLE = name_table(
@@ -384,7 +318,6 @@ class ModernBertConfig(Sizes):
     BIASES: ClassVar[tuple[bool, bool, bool]] = (False, False, False)
     DROPS: ClassVar[tuple[int, ...]] = (GATED,)
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "model_type": ("modernbert",),
         "hidden_activation": tuple(ACTIVATIONS),
         **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias"), (False,)),
         "rope_scaling": (None, {}),
@@ -465,31 +398,36 @@ class Family(NamedTuple):
     state is the vector, normalised unless the folder says otherwise, and training drops nothing.
     """
 
-    config: type[Sizes]  # of its sizes; `from_dict` reads a parsed `config.json`
-    trunk: type[Transformer]  # (sizes, precision, remat, whether layers are scanned) → the trunk
+    config: type[Sizes]  # `from_dict` reads a parsed `config.json`
     table: NameTable  # the names of its weights
-
-    @property
-    def last_norm(self) -> LeafPath:
-        """Where the weights of the norm stand whose output is the last hidden states."""
-        return ("final_norm",) if self.config.PRE_NORM else (LAYERS, "output_norm")
-
-    @property
-    def has_pooler(self) -> bool:
-        """Whether transformers' class takes `add_pooling_layer`, to leave out an untrained one."""
-        return not self.config.PRE_NORM
 
 
 # The families by the model_type of config.json.
 FAMILIES = {
-    "bert": Family(BertConfig, Bert, BERT_TABLE),
-    "qwen3": Family(Qwen3Config, Qwen3, TABLE),
-    "new": Family(GteConfig, Transformer, GTE_TABLE),
-    "xlm-roberta": Family(XlmRobertaConfig, Bert, XLM_ROBERTA_TABLE),
-    "roberta": Family(XlmRobertaConfig, Bert, ROBERTA_TABLE),
-    "modernbert": Family(ModernBertConfig, Transformer, MODERNBERT_TABLE),
-    "mpnet": Family(MpnetConfig, Mpnet, MPNET_TABLE),
-    "nomic_bert": Family(NomicBertConfig, NomicBert, NOMIC_TABLE),
+    "bert": Family(BertConfig, BERT_TABLE),
+    "qwen3": Family(Qwen3Config, TABLE),
+    "new": Family(GteConfig, GTE_TABLE),
+    "xlm-roberta": Family(XlmRobertaConfig, XLM_ROBERTA_TABLE),
+    "roberta": Family(XlmRobertaConfig, ROBERTA_TABLE),
+    "modernbert": Family(ModernBertConfig, MODERNBERT_TABLE),
+    "mpnet": Family(MpnetConfig, MPNET_TABLE),
+    "nomic_bert": Family(NomicBertConfig, NOMIC_TABLE),
+}
+HEAD_NAME, _TRUNK = "lm_head.weight", "model."
+# Language models, likewise, with the names of trunk and head.
+DECODERS = {
+    kind: Family(
+        Qwen3Config,
+        dataclasses.replace(
+            TABLE,
+            names={at: _TRUNK + name for at, name in TABLE.names.items()} | {(HEAD,): HEAD_NAME},
+            prefixes=("",),
+            trunk=tuple(_TRUNK + name for name in TABLE.trunk),
+            model_type=kind,
+            architecture=f"{kind.capitalize()}ForCausalLM",
+        ),
+    )
+    for kind in KINDS
 }
 
 

@@ -26,13 +26,14 @@ from qrag_jax.models.files.weight_names import name_table
 from qrag_jax.models.trunks.transformer import (
     HEAD,
     QKV,
+    WORDS,
+    Params,
     Size,
     Sizes,
     Transformer,
     frequencies,
     rotation_fields,
 )
-from qrag_jax.models.trunks.trunk import WORDS, Params
 from qrag_jax.runtime.config_fields import check_value
 
 QWEN3, QWEN2, LLAMA = KINDS = ("qwen3", "qwen2", "llama")  # by the model_type of config.json
@@ -76,8 +77,13 @@ class Qwen3Config(Sizes):
     ROTATES: ClassVar[bool] = True
     GATED_MAP: ClassVar[str] = "gate_up"
     DROPS: ClassVar[tuple[int, ...]] = ()
+    FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        QKV: ("query", "key", "value"),
+        "gate_up": ("gate", "up"),
+    }
+    COLUMNS: ClassVar[tuple[str, ...]] = ("query", "key", "value", "gate", "up")
+    ROWS: ClassVar[tuple[str, ...]] = ("attention_output", "down")
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "model_type": KINDS,
         "hidden_act": ("silu",),
         "use_sliding_window": (False, None),  # windowed attention
         "mlp_bias": (False, None),
@@ -147,17 +153,6 @@ class Qwen3Config(Sizes):
         return found if scaling is None else found | {"scaling": Llama3Rope.read(scaling, where)}
 
 
-class Qwen3(Transformer):
-    """A decoder: queries, keys and values, and the halves of the feed-forward are maps in files."""
-
-    FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        QKV: ("query", "key", "value"),
-        "gate_up": ("gate", "up"),
-    }
-    COLUMNS: ClassVar[tuple[str, ...]] = ("query", "key", "value", "gate", "up")
-    ROWS: ClassVar[tuple[str, ...]] = ("attention_output", "down")
-
-
 # A language-model head ("lm_head.weight", of models whose head is not tied to the word table)
 # lies outside the trunk and is ignored: an encoder does not need it.
 TABLE = name_table(
@@ -181,14 +176,10 @@ class LanguageModel:
     Training and sampling never make all logits of a batch: see `policies.tokens`.
     """
 
-    trunk: Qwen3  # maps word vectors to hidden states
+    trunk: Transformer  # maps word vectors to hidden states
     stop_ids: tuple[int, ...]  # tokens that end a turn
     max_positions: int  # longest row that the model was made for
     lora_scale: float = 1.0  # factor on the product of an adapter's two matrices, if there are any
-
-    def init(self, key: jax.Array) -> Params:
-        """Random parameters, layers stacked."""
-        return self.trunk.init_params(key)
 
     def head(self, params: Params) -> jax.Array:
         """The head `[V, H]`, stored or prepared parameters alike."""

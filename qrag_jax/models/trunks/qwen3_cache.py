@@ -27,9 +27,7 @@ import jax.numpy as jnp
 from qrag_jax.models.compute.linear import ADAPTER
 from qrag_jax.models.compute.precision import PRODUCTS, rounded_einsum
 from qrag_jax.models.compute.rope import angles_at
-from qrag_jax.models.trunks.qwen3 import Qwen3
-from qrag_jax.models.trunks.transformer import Layer
-from qrag_jax.models.trunks.trunk import LAYERS, Params
+from qrag_jax.models.trunks.transformer import LAYERS, Layer, Params, Transformer
 
 _LOWEST = -1e30
 # How numbers are put at places of which no two are equal; those outside are left out. If XLA does
@@ -67,7 +65,7 @@ class Cache(NamedTuple):
         return Cache(keys, values, self.lengths[which])
 
 
-def empty_cache(trunk: Qwen3, rows: int, room: int) -> Cache:
+def empty_cache(trunk: Transformer, rows: int, room: int) -> Cache:
     """A cache of rows without tokens, with room for so many or a few more."""
     c, places = trunk.config, _places(room, trunk.precision.attention == PRODUCTS)
     before = math.ceil(room / places), rows, c.key_heads
@@ -94,7 +92,7 @@ def _places(room: int, on_cpu: bool) -> int:
 
 
 def extend(
-    trunk: Qwen3, prepared: Params, words: jax.Array, counts: jax.Array, cache: Cache
+    trunk: Transformer, prepared: Params, words: jax.Array, counts: jax.Array, cache: Cache
 ) -> tuple[jax.Array, Cache]:
     """Appends tokens to rows: their hidden states, and the longer cache.
 
@@ -155,7 +153,7 @@ def extend(
             x, pair = one(x, prepared[f"{LAYERS}_{n}"], cached)
             pairs.append(pair)
         keys, values = (tuple(each) for each in zip(*pairs, strict=True))
-    hidden = trunk.apply({"params": prepared}, x, method=Qwen3.normed)
+    hidden = trunk.apply({"params": prepared}, x, method=Transformer.normed)
     return (
         jnp.asarray(hidden).reshape(rows, number, width),
         Cache(keys, values, cache.lengths + counts),
@@ -175,7 +173,7 @@ def _block(cached: tuple[jax.Array, jax.Array], which: tuple[Any, ...], n: jax.A
 
 
 def _attended(
-    trunk: Qwen3,
+    trunk: Transformer,
     query: jax.Array,
     block_at: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
     position: jax.Array,
@@ -269,13 +267,13 @@ def decode_cache(cache: Cache, source: jax.Array) -> DecodeCache:
 class Decoder(NamedTuple):
     """What `append` computes by."""
 
-    trunk: Qwen3  # its layers are scanned
+    trunk: Transformer  # its layers are scanned
     prepared: Params  # as `trunk.prepare` returns them
     layers: Sequence[Params]  # those of each layer, see `layers_of`
     blocks: int  # how many of the cache are read; no row has a place behind them
 
 
-def layers_of(trunk: Qwen3, prepared: Params) -> tuple[Params, ...]:
+def layers_of(trunk: Transformer, prepared: Params) -> tuple[Params, ...]:
     """The parameters of each layer. What is multiplied has the dtype of the products already."""
 
     def taken(path: Any, leaf: jax.Array, number: int) -> jax.Array:
@@ -334,13 +332,13 @@ def append(
         x, longer_keys, longer_values = one(x, params, keys[:number], values[:number])
         layers.append((longer_keys + keys[number:], longer_values + values[number:]))
     all_keys, all_values = zip(*layers, strict=True)
-    hidden = trunk.apply({"params": decoder.prepared}, x, method=Qwen3.normed)
+    hidden = trunk.apply({"params": decoder.prepared}, x, method=Transformer.normed)
     lengths = cache.lengths + is_new.astype(jnp.int32)
     return jnp.asarray(hidden), DecodeCache(all_keys, all_values, lengths)
 
 
 def _attended_to_all(
-    trunk: Qwen3, query: jax.Array, keys: _Arrays, values: _Arrays, position: jax.Array
+    trunk: Transformer, query: jax.Array, keys: _Arrays, values: _Arrays, position: jax.Array
 ) -> jax.Array:
     """Attention of queries `[B, heads, d]` to the places up to their own: `[B, heads, d]`."""
     rows, heads, width = query.shape

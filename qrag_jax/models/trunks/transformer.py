@@ -4,18 +4,28 @@ What a family computes is said by its `Sizes`. Norms come after the residual sum
 (Devlin et al., 2019), or before attention and feed-forward. Positions come from a table or by
 rotation, the feed-forward may be gated, and in a decoder each token sees itself and earlier tokens.
 Segment ids are all 0, as in retrievers.
+
+The layers' parameters are stored stacked on one axis: few, large arrays for the optimizer, the
+checkpoint and the mesh. `prepare` makes the form that is computed with, once, outside any loop.
+
+On accelerators the layers stay stacked and are scanned: XLA compiles one layer instead of all, and
+compiling takes minutes there. On CPU they are cut apart and computed one after the other. A scan
+would copy weights and activations in and out of the stacks in every pass, which costs more there
+than compiling.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Annotated, Any, ClassVar, Self
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from qrag_jax.errors import InputError, Rule
 from qrag_jax.models.compute.attention import Window, padded_attention
@@ -28,17 +38,29 @@ from qrag_jax.models.compute.dropout import (
     drop_hidden,
     kept_weights,
 )
-from qrag_jax.models.compute.linear import Linear
+from qrag_jax.models.compute.linear import Linear, side_by_side
 from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.rope import angles_at, rotate_halves
 from qrag_jax.models.compute.row_sums import take_rows
 from qrag_jax.models.compute.sharing import shared_attention
-from qrag_jax.models.trunks.trunk import Params, Trunk
 from qrag_jax.runtime.config_fields import check_value, typed_fields
+from qrag_jax.runtime.mesh import Rules, everywhere, split_rules
 
+Params = Any  # a pytree of arrays
+WORDS = "word_embeddings"  # leaf of the parameters: the word table, [V, H]
+HEAD = "lm_head"  # leaf of the parameters: the head, [V, H], if it is not the word table
+DISTANCES = "relative_attention_bias"  # leaf of the parameters: a number for each bucket and head
+LAYERS = "layers"  # subtree whose leaves have a leading axis with one entry per layer
 QKV = "query_key_value"  # the three computed as one
-HEAD = "lm_head"  # leaf of a trunk's parameters: the head, [V, H], if it is not the word table
+
+# What a layer stores for its gradient; the rest is computed again.
+REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
+    "none": None,  # everything is stored
+    "dots": jax.checkpoint_policies.dots_saveable,  # matrix products are stored
+    "layers": jax.checkpoint_policies.nothing_saveable,  # only the layer's inputs are stored
+}
+_FARTHEST = 128  # distances of so many tokens or more are in the last bucket of their side
 _TYPES = ("rope_type", "type")  # spellings of the kind of a rotation
 
 
@@ -92,6 +114,14 @@ class Sizes:
     # for the map that is gated)
     BIASES: ClassVar[tuple[bool, bool, bool]] = (True, True, True)
     DROPS: ClassVar[tuple[int, ...]] = (OUTPUT,)  # places of the feed-forward where training drops
+    # Maps of a layer that are stored separately, but computed as one
+    FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    # Maps of a layer that a tensor axis splits: of those that open attention and feed-forward the
+    # outputs, of those that close them the inputs
+    COLUMNS: ClassVar[tuple[str, ...]] = ()
+    ROWS: ClassVar[tuple[str, ...]] = ()
+    # Buckets of distances between tokens that add a learned number to scores of attention
+    BUCKETS: ClassVar[int] = 0
     # Fields that choose a computation, and the values that are computed here. The first of them
     # holds where `config.json` lacks the field
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
@@ -141,6 +171,11 @@ class Sizes:
     def norm(self) -> Callable[..., nn.Module]:
         """Makes the layers' norms, and the last one."""
         return nn.LayerNorm
+
+    @property
+    def last_norm(self) -> tuple[str, ...]:
+        """Path of the parameters of the norm whose output is the last hidden states."""
+        return ("final_norm",) if self.PRE_NORM else (LAYERS, "output_norm")
 
     @property
     def rotations(self) -> tuple[np.ndarray, ...]:
@@ -236,6 +271,43 @@ def rotation_fields(
 def frequencies(theta: float, width: int) -> np.ndarray:
     """θ^(-2i/d), float64 `[d / 2]`."""
     return theta ** (-np.arange(0, width, 2, dtype=np.float64) / width)
+
+
+def rotation(config: Sizes, layout: Layout) -> tuple[jax.Array, ...]:
+    """cos and sin of each of the config's rotations at the places of a layout."""
+    last = layout.place.shape[1] - 1
+    return sum((angles_at(layout.position, each, last) for each in config.rotations), ())
+
+
+def buckets(length: int, count: int = 32) -> np.ndarray:
+    """The bucket of each distance, key's position minus query's, from 1 - L to L - 1: `[2L - 1]`.
+
+    Half of the buckets are for keys behind the query. In each half the first 8 buckets are of one
+    distance each, and the others grow by a constant factor, as in T5 (Raffel et al., arXiv
+    1910.10683).
+    """
+    distance = np.arange(1 - length, length)
+    half = count // 2
+    single = half // 2
+    far = np.maximum(np.abs(distance), single).astype(np.float32)
+    # In float32 as in torch: where a bucket begins, rounding decides.
+    grown = (
+        np.log(far / single) / np.float32(np.log(_FARTHEST / single)) * np.float32(half - single)
+    )
+    bucket = np.where(np.abs(distance) < single, np.abs(distance), single + grown.astype(np.int64))
+    return np.minimum(bucket, half - 1) + half * (distance > 0)
+
+
+def by_pairs(values: jax.Array) -> jax.Array:
+    """Values of distances `[2L - 1, heads]` → of pairs `[heads, L, L]`, by query and key.
+
+    Each row is the row above, moved by one. So all rows are one long row, cut anew, and no gather
+    is needed, whose gradient would be a scatter.
+    """
+    length = (len(values) + 1) // 2
+    padded = jnp.pad(values.T, ((0, 0), (0, 1)))
+    long = jnp.tile(padded, (1, length))[:, : length * (2 * length - 1)]
+    return long.reshape(-1, length, 2 * length - 1)[:, :, length - 1 :]
 
 
 # ---------------------------------------------------------------------- the layer
@@ -335,7 +407,7 @@ class Layer(nn.Module):
             key,
             value,
             jnp.maximum(layout.lengths, 1),
-            precision=self.precision,
+            self.precision,
             kept=kept,
             window=window,
             bias=bias,
@@ -383,34 +455,70 @@ def norm(config: Sizes, precision: Precision, kind: Callable[..., nn.Module] | N
     return kind(epsilon=config.layer_norm_eps, dtype=precision.activations, **without)
 
 
-def rotation(config: Sizes, layout: Layout) -> tuple[jax.Array, ...]:
-    """cos and sin of each of the config's rotations at the places of a layout."""
-    last = layout.place.shape[1] - 1
-    return sum((angles_at(layout.position, each, last) for each in config.rotations), ())
+@partial(jax.jit, static_argnums=(0, 1))
+def apply_layer(
+    layer: nn.Module,
+    remat: str,
+    params: Params,
+    x: jax.Array,
+    layout: Layout,
+    *,
+    constants: tuple[jax.Array, ...] = (),
+) -> jax.Array:
+    """`layer(x, layout, *constants)`. Under jit it is traced once for all layers of one shape.
+
+    Args:
+        layer: a module without a parent.
+        layout: the block's layout, with the dropout keys of this layer.
+        constants: further inputs of every layer, such as cos and sin.
+    """
+
+    def apply(params: Params, x: jax.Array) -> jax.Array:
+        return jnp.asarray(layer.apply({"params": params}, x, layout, *constants))
+
+    if remat != "none":
+        apply = jax.checkpoint(apply, policy=REMAT_POLICIES[remat], prevent_cse=True)
+    return apply(params, x)
 
 
 # ---------------------------------------------------------------------- the trunk
 
 
-class Transformer(Trunk):
+class Transformer(nn.Module):
     """Packed word vectors to last hidden states; of a decoder, as a language-model head takes them.
 
+    `apply({"params": prepared}, words [T, H], layout) -> [T, H]`: words are rows of the table
+    `WORDS`, placed as in `layout`; at unused places the result is finite but meaningless.
+
     Attributes:
+        precision: dtypes of the computation; parameters stay float32.
+        remat: what is computed again for the gradient, a name of `REMAT_POLICIES`.
+        scanned: the layers stay stacked and are scanned, else they are computed one by one.
+        mesh: that programs run on; None: one device.
         own_head: whether the parameters hold a head beside the word table (`HEAD`).
     """
 
     config: Sizes
+    precision: Precision = Precision()
+    remat: str = "none"
+    scanned: bool = False
+    mesh: Mesh | None = None
     own_head: bool = False
 
     def layer(self) -> Layer:
         """The module of every layer, without a parent."""
         return Layer(self.config, self.precision, parent=None)
 
+    def partition_rules(self) -> Rules:
+        """How parameters are split over a mesh (see `runtime.mesh`)."""
+        return split_rules(self.config.COLUMNS, self.config.ROWS)
+
     def setup(self) -> None:
         c, init = self.config, nn.initializers.normal(0.02)
-        self.make_words()
-        if self.own_head and self.is_initializing():
-            self.param(HEAD, init, (c.vocab_size, c.hidden_size))
+        if self.is_initializing():  # `apply` takes rows of the word table, and no table
+            self.param(WORDS, init, (c.vocab_size, c.hidden_size))
+            if self.own_head:
+                self.param(HEAD, init, (c.vocab_size, c.hidden_size))
         sizes = {
             "position_embeddings": 0 if c.ROTATES else c.max_position_embeddings,
             "token_type_embeddings": c.type_vocab_size,
@@ -422,14 +530,52 @@ class Transformer(Trunk):
         }
         if not c.CAUSAL:
             self.embedding_norm = norm(c, self.precision, nn.LayerNorm)
-        self.layers = self.layers_params()
+        # Flax's `param` would compare existing parameters with new ones and refuse adapters beside
+        # kernels.
+        self.layers = (
+            self.get_variable("params", LAYERS)
+            if self.scanned
+            else [
+                self.get_variable("params", name)
+                if self.has_variable("params", name)
+                else self.param(name, self.layer().init_params)
+                for name in self._layer_names
+            ]
+        )
         if c.PRE_NORM:
             self.final_norm = norm(c, self.precision)
+        if c.BUCKETS:
+            self.distances = self.param(DISTANCES, init, (c.BUCKETS, c.num_attention_heads))
+
+    @property
+    def _layer_names(self) -> list[str]:
+        """Of the layers' parameters where they are computed one by one."""
+        return [f"{LAYERS}_{i}" for i in range(self.config.num_hidden_layers)]
 
     def __call__(self, words: jax.Array, layout: Layout) -> jax.Array:
-        """The hidden states `[T, H]` of `words` `[T, H]`, placed as in `layout`; see `Trunk`."""
+        """The hidden states `[T, H]` of `words` `[T, H]`, placed as in `layout`."""
         x = self._embedded(words, layout)
-        return self.normed(self.through_layers(self.layers, x, layout, self.constants(layout)))
+        if self.config.BUCKETS:  # added to the scores of attention, float32 `[heads, L, L]`
+            table = jnp.asarray(self.distances, jnp.float32)
+            numbers = jnp.asarray(buckets(layout.place.shape[1], len(table)))
+            constants: tuple[jax.Array, ...] = (by_pairs(take_rows(table, numbers)),)
+        else:
+            constants = rotation(self.config, layout)
+        module = self.layer()
+
+        def one(x: jax.Array, layer: tuple[Params, Any]) -> tuple[jax.Array, None]:
+            # Each device goes on with rows of its own: kernels are gathered, not activations.
+            x, (params, depth) = everywhere(self.mesh, x), layer
+            of_layer = layout.at_depth(depth)
+            return apply_layer(module, self.remat, params, x, of_layer, constants=constants), None
+
+        if self.scanned:
+            depths = jnp.arange(1, self.config.num_hidden_layers + 1)
+            x, _ = jax.lax.scan(one, x, (self.layers, depths))
+        else:
+            for depth, params in enumerate(self.layers, 1):
+                x, _ = one(x, (params, depth))
+        return self.normed(x)
 
     def _embedded(self, words: jax.Array, layout: Layout) -> jax.Array:
         """What the first layer takes, `[T, H]`."""
@@ -447,14 +593,63 @@ class Transformer(Trunk):
         """What the last layer gives `[T, H]` → hidden states `[T, H]`."""
         return self.final_norm(x) if self.config.PRE_NORM else x
 
-    def constants(self, layout: Layout) -> tuple[jax.Array, ...]:
-        """Further inputs of every layer."""
-        return rotation(self.config, layout)
+    def hidden_states(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        """tokens `[B, L]` padded on the right, lengths `[B]` → hidden states `[B, L, H]`.
 
-    def ends(self, fused: str) -> Any:
-        """Where a map of `FUSED` is cut; a number: into so many equal parts."""
-        if fused != QKV:
-            return len(self.FUSED[fused])
-        c = self.config
+        `params` are stacked. At positions ≥ length the values are finite but meaningless.
+        """
+        prepared = self.prepare(params)
+        layout = padded_layout(lengths, tokens.shape[1])
+        hidden = self.apply({"params": prepared}, prepared[WORDS][tokens.reshape(-1)], layout)
+        return jnp.asarray(hidden).reshape(*tokens.shape, -1)
+
+    # ------------------------------------------------------------------ forms of the parameters
+
+    def init_params(self, key: jax.Array) -> Params:
+        """Random parameters, `layers` stacked on a leading axis."""
+        one_by_one = self.clone(scanned=False)
+        words = jnp.zeros((1, self.config.hidden_size))
+        params = one_by_one.init(key, words, padded_layout(jnp.ones(1, jnp.int32), 1))["params"]
+        return one_by_one.as_stored(params)
+
+    def prepare(self, params: Params, kernel_dtype: jnp.dtype = jnp.float32) -> Params:
+        """Stacked parameters → the form that `apply` takes: each layer with joined maps.
+
+        The layers stay under `LAYERS` if they are scanned; else they are `layers_0`, …. Kernels
+        are converted to `kernel_dtype` here, once, instead of at every use.
+        """
+        outside = {name: leaf for name, leaf in params.items() if name != LAYERS}
+
+        def layers(number: int | None = None) -> Params:
+            def taken(path: tuple, leaf: jax.Array) -> jax.Array:
+                leaf = leaf if number is None else leaf[number]
+                return leaf.astype(kernel_dtype) if path[-1].key == "kernel" else leaf
+
+            layer = jax.tree_util.tree_map_with_path(taken, params[LAYERS])
+            for fused, names in self.config.FUSED.items():
+                layer[fused] = side_by_side([layer.pop(name) for name in names])
+            return layer
+
+        if self.scanned:
+            return outside | {LAYERS: layers()}
+        return outside | {name: layers(i) for i, name in enumerate(self._layer_names)}
+
+    def as_stored(self, prepared: Params) -> Params:
+        """The inverse of `prepare`, but for the dtype."""
+        if self.scanned:
+            return prepared | {LAYERS: self._split(prepared[LAYERS])}
+        outside = {name: leaf for name, leaf in prepared.items() if name not in self._layer_names}
+        layers = [self._split(prepared[name]) for name in self._layer_names]
+        return outside | {LAYERS: jax.tree.map(lambda *leaves: jnp.stack(leaves), *layers)}
+
+    def _split(self, layer: Params) -> Params:
+        """A layer, or stacked layers, with the maps of `FUSED` one by one."""
+        c, layer = self.config, dict(layer)
         heads, groups = c.num_attention_heads, c.key_heads
-        return heads * c.head_dim, (heads + groups) * c.head_dim
+        of_heads = heads * c.head_dim, (heads + groups) * c.head_dim
+        for fused, names in c.FUSED.items():
+            for leaf, array in layer.pop(fused).items():
+                parts = jnp.split(array, of_heads if fused == QKV else len(names), axis=-1)
+                for name, part in zip(names, parts, strict=True):
+                    layer.setdefault(name, {})[leaf] = part
+        return layer

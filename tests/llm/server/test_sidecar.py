@@ -25,9 +25,9 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.publish import Publisher
 from qrag_jax.llm.server.server import Server
 from qrag_jax.models.files.weight_names import stored_params, tensors_from_params
-from qrag_jax.models.trunks.qwen3 import TABLE, Qwen3
+from qrag_jax.models.trunks.qwen3 import TABLE
 from qrag_jax.models.trunks.qwen3 import Qwen3Config as FlaxConfig
-from qrag_jax.models.trunks.trunk import WORDS
+from qrag_jax.models.trunks.transformer import WORDS, Transformer
 from qrag_jax.rollouts.served_policy import ServerSampler
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
 from tests.entry_points import ROOT
@@ -203,7 +203,7 @@ def test_turns_depend_on_seeds_and_end_at_stop_ids(served: Served, tmp_path: Pat
     assert len({tuple(turn.ids) for turn in turns if isinstance(turn, Sampled)}) > 8
 
 
-def jax_greedy(module: Qwen3, params: Any) -> list[int]:
+def jax_greedy(module: Transformer, params: Any) -> list[int]:
     """The likeliest next tokens by our own Qwen3: its word vectors are the head too."""
     ids = prompt()
     for _ in range(COUNT):
@@ -217,7 +217,7 @@ def jax_greedy(module: Qwen3, params: Any) -> list[int]:
 
 def test_jax_parameters_are_served(served: Served) -> None:
     newer = tiny_qwen3.model(1)
-    module = Qwen3(FlaxConfig.from_dict(newer.config.to_dict(), "test"))
+    module = Transformer(FlaxConfig.from_dict(newer.config.to_dict(), "test"))
     params = jax.tree.map(
         np.asarray, stored_params(TABLE, module, tiny_qwen3.numpy_tensors(newer), "test")
     )

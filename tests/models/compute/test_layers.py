@@ -1,11 +1,10 @@
-"""Attention, linear maps, rotations and sums of rows by their definitions, and as GPUs have them.
+"""Linear maps, rotations and sums of rows by their definitions; attention as GPUs have it.
 
-In whole models, beside Hugging Face's: tests/conformance/test_encoders.py.
+Attention in whole models, beside Hugging Face's: tests/conformance/test_encoders.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,10 +14,10 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.compute.attention import Window, padded_attention
+from qrag_jax.models.compute.attention import causal_attention, padded_attention
 from qrag_jax.models.compute.linear import linear
 from qrag_jax.models.compute.packing import choose_blocks
-from qrag_jax.models.compute.precision import LIBRARY, PRODUCTS, Precision, precision
+from qrag_jax.models.compute.precision import Precision, precision
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.compute.row_sums import _sorted_sums, add_rows, take_rows
 from qrag_jax.runtime.platform import Platform
@@ -27,90 +26,7 @@ from tests.support.hlo import nondeterministic
 
 # ---------------------------------------------------------------------- attention
 
-BATCH, LENGTH, HEADS, WIDTH = 4, 9, 4, 8
-LENGTHS = np.array([9, 1, 4, 8], np.int32)
-POSITION = np.arange(LENGTH)
-INSIDE = LENGTHS[:, None] > POSITION
 FULL, HALF = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)
-
-
-def inputs(groups: int = HEADS) -> list[jax.Array]:
-    """Query, key, value, of which a cotangent within rows, and a learned bias."""
-    rng = np.random.default_rng(0)
-    heads = (HEADS, groups, groups, HEADS)
-    arrays = [2 * rng.standard_normal((BATCH, LENGTH, number, WIDTH)) for number in heads]
-    arrays[3] = np.where(INSIDE[..., None, None], arrays[3], 0)
-    bias = rng.normal(size=(HEADS, LENGTH, LENGTH))
-    return [jnp.asarray(array, np.float32) for array in (*arrays, bias)]
-
-
-def definition(
-    seen: np.ndarray, query: Any, key: Any, value: Any, bias: Any | None = None
-) -> jax.Array:
-    """A softmax over the keys of the row that a query sees; heads share the keys of a group."""
-    key, value = (jnp.repeat(x, HEADS // x.shape[2], axis=2) for x in (key, value))
-    highest = jax.lax.Precision.HIGHEST  # a GPU would round the factors to TF32
-    scores = jnp.einsum("bqhd,bkhd->bhqk", query, key, precision=highest) / np.float32(WIDTH**0.5)
-    scores = scores if bias is None else scores + bias[None]
-    keys = jnp.asarray(seen & INSIDE[:, None])[:, None]
-    weights = jax.nn.softmax(jnp.where(keys, scores, np.float32(-1e9)))
-    return jnp.einsum("bhqk,bkhd->bqhd", weights, value, precision=highest)
-
-
-def with_gradients(function: Callable[..., jax.Array], *given: jax.Array) -> list[np.ndarray]:
-    """The result within rows, and the gradients."""
-    cotangent = inputs()[3]
-
-    @jax.jit
-    def compute(*given: jax.Array) -> Any:
-        result, pull = jax.vjp(function, *given)
-        inside = jnp.where(INSIDE[..., None, None], result, 0)
-        return inside, *pull(cotangent.astype(result.dtype))
-
-    return [np.asarray(each) for each in compute(*given)]
-
-
-EVERY = np.ones((LENGTH, LENGTH), bool)
-CAUSAL = POSITION[:, None] >= POSITION
-NEAR = np.abs(POSITION[:, None] - POSITION) <= 2
-
-
-@pytest.mark.parametrize(
-    ("attention", "groups", "seen", "window"),
-    [
-        *((PRODUCTS, 4, EVERY, None), (PRODUCTS, 1, CAUSAL, None), (PRODUCTS, 4, NEAR, True)),
-        *((LIBRARY, 2, CAUSAL, None), (LIBRARY, 4, NEAR, True), (LIBRARY, 4, EVERY, False)),
-    ],
-)
-def test_attention_is_a_softmax_over_the_keys_of_the_row(attention, groups, seen, window) -> None:
-    """All of them, those before, or near ones with a bias, where the window applies."""
-    query, key, value, _, bias = inputs(groups)
-    given = (query, key, value) if window is None else (query, key, value, bias)
-    options: dict[str, Any] = {"precision": Precision(attention=attention)}
-
-    def attend(query: Any, key: Any, value: Any, bias: Any = None) -> jax.Array:
-        if bias is None:
-            options["causal"] = seen is CAUSAL
-        else:
-            options.update(window=Window(2, jnp.asarray(window)), bias=bias)
-        return padded_attention(query, key, value, LENGTHS, **options)
-
-    with jax.numpy_dtype_promotion("standard"):  # which JAX's own attention needs
-        found = with_gradients(attend, *given)
-    for one, reference in zip(found, with_gradients(partial(definition, seen), *given)):
-        np.testing.assert_allclose(one, reference, atol=2e-5)
-    for gradient in found[2:4]:  # of keys and values in the padding
-        np.testing.assert_array_equal(gradient[~INSIDE], 0)
-
-
-def test_products_of_bfloat16_are_close_to_float32() -> None:
-    """As on CPU; in whole half precision: tests/conformance/test_encoders.py."""
-    given = inputs()[:3]
-    how = Precision(FULL, HALF)
-    found = with_gradients(lambda *qkv: padded_attention(*qkv, LENGTHS, precision=how), *given)
-    for one, reference in zip(found, with_gradients(partial(definition, EVERY), *given)):
-        assert one.dtype == np.float32
-        assert 0 < np.abs(one - reference).max() < 0.03 * np.abs(reference).max()
 
 
 def test_names_of_precisions() -> None:
@@ -143,26 +59,25 @@ def cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lowering, "check_compute_capability", lambda capability: True)
 
 
-def lowered_for_gpu(length: int, width: int, **options: Any) -> str:
+def lowered_for_gpu(length: int, width: int, attention: Any = padded_attention) -> str:
     """The gradient of attention as it is lowered for an NVIDIA GPU; raises what its checks say."""
     heads = jax.ShapeDtypeStruct((4, length, 4, width), jnp.bfloat16)
     lengths = jax.ShapeDtypeStruct((4,), jnp.int32)
 
     def total(query, key, value, lengths):
         half = precision("bfloat16", Platform("gpu", (9, 0)))
-        found = padded_attention(query, key, value, lengths, precision=half, **options)
-        return found.astype(jnp.float32).sum()
+        return attention(query, key, value, lengths, half).astype(jnp.float32).sum()
 
     traced = jax.jit(jax.grad(total, (0, 1, 2))).trace(heads, heads, heads, lengths)
     return traced.lower(lowering_platforms=("cuda",)).as_text()
 
 
-@pytest.mark.parametrize(("width", "causal"), [(32, False), (128, True)])
-def test_rows_of_the_default_config_take_the_fused_kernel_of_gpus(cudnn, width, causal) -> None:
+@pytest.mark.parametrize(("width", "attention"), [(32, padded_attention), (128, causal_attention)])
+def test_rows_of_the_default_config_take_the_fused_kernel_of_gpus(cudnn, width, attention) -> None:
     """Its longest state has 287 tokens: cuDNN refuses a gradient of rows of an odd length."""
     rows = np.bincount([287, 180, 90], minlength=288)
     for length in choose_blocks(rows, 8192, 2, 2, multiples=(64, 8)).lengths:
-        assert "__cudnn$fmhaSoftmaxBackward" in lowered_for_gpu(length, width, causal=causal)
+        assert "__cudnn$fmhaSoftmaxBackward" in lowered_for_gpu(length, width, attention)
 
 
 @pytest.mark.parametrize("asked", [True, False])

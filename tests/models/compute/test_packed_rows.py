@@ -10,57 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.models.compute.packing import (
-    Blocks,
-    Filling,
-    choose_blocks,
-    next_block,
-    rows_of_block,
-)
+from qrag_jax.models.compute.packing import Blocks, choose_blocks
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, first_of_its_kind, pull_back
 from qrag_jax.models.compute.sharing import RowLengths, shared_layout
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.trunks.qwen3 import Qwen3, Qwen3Config
-from qrag_jax.models.trunks.trunk import WORDS
+from qrag_jax.models.trunks.qwen3 import Qwen3Config
+from qrag_jax.models.trunks.transformer import WORDS, Transformer
 from tests.episodes_maker import FIRST_WORD, VOCAB, tiny_encoder, tower
 from tests.support.parity import check_gradients
-
-# ---------------------------------------------------------------------- which rows go where
-
-
-def filled_by_hand(blocks: Blocks, lengths: list[int]) -> list[tuple[int, int, list[int]]]:
-    """Tokens, row length and row lengths of each block; longest first, then shortest that fit."""
-    left, filled = sorted(n for n in lengths if n), []
-    while left:
-        column = next(i for i, n in enumerate(blocks.lengths) if n >= left[-1])
-        shapes = [s for s in blocks.shapes(len(lengths)) if s.length == blocks.lengths[column]]
-        enough = [s for s in shapes if s.tokens >= sum(left) and s.rows >= len(left)]
-        shape = (enough or shapes[-1:])[0]
-        taken: list[int] = []
-        for end in (-1, 0):
-            while left and len(taken) < shape.rows and sum(taken) + left[end] <= shape.tokens:
-                taken.append(left.pop(end))
-        filled.append((shape.tokens, shape.length, taken))
-    return filled
-
-
-@pytest.mark.parametrize("count", [1, 7, 19])
-def test_blocks_are_filled_longest_first_then_from_below(count: int) -> None:
-    blocks = Blocks((24, 48), (8, 20), (5.0, 14.0))
-    lengths = np.sort(np.random.default_rng(count).integers(0, 21, count)).astype(np.int32)
-    shapes, following = list(blocks.shapes(count)), jax.jit(next_block, static_argnums=0)
-    left = Filling(jnp.int32((lengths == 0).sum()), jnp.int32(count))
-    found, seen = [], []
-    while left.low < left.high:
-        block = following(blocks, jnp.asarray(lengths), left)
-        shape = shapes[int(block.shape)]
-        place, present = rows_of_block(block, left, shape.rows)
-        rows = np.asarray(place)[np.asarray(present)]
-        found.append((shape.tokens, shape.length, lengths[rows].tolist()))
-        seen += rows.tolist()
-        left = Filling(left.low + block.bottom, left.high - block.top)
-    assert found == filled_by_hand(blocks, lengths.tolist())
-    assert sorted(seen) == np.flatnonzero(lengths).tolist()  # every row once
 
 
 def test_blocks_hold_the_longest_row_and_grow_by_doubling() -> None:
@@ -196,7 +153,9 @@ def places_by_hand() -> dict[tuple[int, int], int]:
 )
 def test_a_causal_model_computes_the_same(scanned: bool, longest: RowLengths) -> None:
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
-    trunk = Qwen3(Qwen3Config(50, 16, **sizes, intermediate_size=24, head_dim=8), scanned=scanned)
+    trunk = Transformer(
+        Qwen3Config(50, 16, **sizes, intermediate_size=24, head_dim=8), scanned=scanned
+    )
     params, draw = trunk.init_params(jax.random.key(0)), np.random.default_rng(1)
     tokens = draw.integers(0, 50, (len(OF_ROWS), LONGEST))
     for row in range(len(OF_ROWS)):

@@ -28,7 +28,8 @@ from qrag_jax.models.files.sentence_transformers import read_published
 from qrag_jax.models.files.weight_names import expected_shapes, stored_params
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import load_encoder, save_encoder
-from qrag_jax.models.trunks.families import BERT_TABLE, Bert, BertConfig
+from qrag_jax.models.trunks.families import BERT_TABLE, BertConfig
+from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.support.small_models import FAMILIES, read_tensors, torch_trunk, write_small_model
 
@@ -78,23 +79,12 @@ def test_one_file_or_shards_of_either_kind(tmp_path: Path) -> None:
     assert_same(read_tensors(tmp_path), TENSORS)
 
 
-def test_damaged_weights_and_shards_of_other_names_are_refused(tmp_path: Path) -> None:
-    path, index = tmp_path / "model.safetensors", tmp_path / "model.safetensors.index.json"
-    save_file(TENSORS, path)
-    whole = path.read_bytes()
-    for data in (b"", whole[:-3], b"\xff" * 100):
-        path.write_bytes(data)
-        with pytest.raises(InputError, match=r"model\.safetensors"):
-            read_tensors(tmp_path)
-    path.unlink()
-    for text in ("{", "[]", "{}"):
-        index.write_text(text)
-        with pytest.raises(InputError, match=r"index\.json"):
-            read_tensors(tmp_path)
+def test_shards_of_other_names_are_refused(tmp_path: Path) -> None:
+    """Damaged files: tests/test_mutated_inputs.py."""
+    index = tmp_path / "model.safetensors.index.json"
     for shard in (
         *("../x.safetensors", "/x.safetensors", "a/../../x.safetensors", "..", "", "a\\x"),
-        *("\0.safetensors", "\ud800.safetensors", ".x.safetensors", "x.bin", 5, None),
-        *("x" * 300 + ".safetensors", "é" * 140 + ".safetensors"),  # too long for a file's name
+        *("\0.safetensors", ".x.safetensors", "x.bin", 5, "x" * 300 + ".safetensors"),
     ):
         index.write_text(json.dumps({"weight_map": {"f": shard}}))
         with pytest.raises(InputError, match=r"index\.json: .*weight_map") as caught:
@@ -118,7 +108,7 @@ def write_hollow(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
 
 
 def test_names_and_shapes_are_checked_before_anything_is_read(tmp_path: Path) -> None:
-    trunk = Bert(BertConfig(2**20, 2**12, 8, 8, 2**14, 512))  # 22 GB
+    trunk = Transformer(BertConfig(2**20, 2**12, 8, 8, 2**14, 512))  # 22 GB
     shapes, path = expected_shapes(BERT_TABLE, trunk), tmp_path / "model.safetensors"
     write_hollow(path, shapes)
     tree = stored_params(BERT_TABLE, trunk, open_safetensors(path), "there")
@@ -137,23 +127,14 @@ def test_names_and_shapes_are_checked_before_anything_is_read(tmp_path: Path) ->
             stored_params(BERT_TABLE, trunk, open_safetensors(path), "there")
 
 
-def test_shards_hold_no_more_than_asked(tmp_path: Path) -> None:
-    def write(most: int) -> list[str]:
-        write_shards(tmp_path, arrays, max_bytes=most)
-        return sorted(path.name for path in tmp_path.iterdir())
-
+def test_files_of_another_layout_are_replaced(tmp_path: Path) -> None:
+    """They would be read before the new ones, or fill the disk."""
     rng = np.random.default_rng(0)
     arrays = {f"w{i}": rng.standard_normal(size) for i, size in enumerate((4, 6, 30, 10, 1))}
-    shards = [f"model-0000{i}-of-00004.safetensors" for i in range(1, 5)]
-    assert write(80) == [*shards, "model.safetensors.index.json"]
-    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
-    assert [int(index["weight_map"][f"w{i}"][6:11]) for i in range(5)] == [2, 2, 1, 3, 4]
-    assert index["metadata"]["total_size"] == 51 * 8
-    assert_same(read_tensors(tmp_path), arrays)
-    # What was there in another layout would be read before it, or fill the disk.
-    assert write(10**9) == ["model.safetensors"]
-    assert len(write(100)) == 4  # three shards, their index
-    assert sorted(read_tensors(tmp_path)) == sorted(arrays)
+    for most, files in ((80, 5), (10**9, 1), (100, 4)):  # shards and their index, or one file
+        write_shards(tmp_path, arrays, max_bytes=most)
+        assert len(list(tmp_path.iterdir())) == files
+        assert_same(read_tensors(tmp_path), arrays)
 
 
 def test_an_encoder_of_bfloat16_shards_goes_round_byte_for_byte(tmp_path: Path) -> None:

@@ -136,8 +136,6 @@ def test_code_in_the_pickle_is_refused_and_not_run(
     touch, write = f"touch '{canary}'", f"open({str(canary)!r}, 'w').close()"
     attacks: list[tuple[object, str]] = [
         (Reduce(eval, write), "builtins.eval"),
-        (Reduce(exec, write), "builtins.exec"),
-        (Reduce(os.system, touch), f"{os.system.__module__}.system"),
         (Reduce(getattr, "x", "upper"), "builtins.getattr"),
         ({"w": [OrderedDict(a=(1, Reduce(os.system, touch)))]}, ".system"),
         (Reduce(torch.load, "x"), "torch.serialization.load"),

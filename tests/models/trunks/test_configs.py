@@ -12,10 +12,10 @@ import transformers
 from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.files.weight_names import expected_shapes
-from qrag_jax.models.trunks.families import FAMILIES, GLOBAL, LOCAL, buckets
-from tests.support.small_models import torch_qwen3
+from qrag_jax.models.trunks.families import FAMILIES, GLOBAL, LOCAL
+from qrag_jax.models.trunks.transformer import Transformer, buckets
+from tests.support.small_models import small_model
 
 # fmt: off
 BASE: dict[str, Any] = {
@@ -58,7 +58,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     "modernbert": MODERNBERT,
     "mpnet": transformers.MPNetConfig(max_position_embeddings=514).to_dict(),
     "nomic_bert": NOMIC,
-    "qwen3": torch_qwen3().config.to_dict(),
+    "qwen3": small_model("qwen3").config.to_dict(),
 }
 
 
@@ -88,7 +88,7 @@ def check_refused(family: str, named: str, **changes: Any) -> None:
 )
 def test_as_many_numbers_as_the_published_weights(family: str, numbers: int, longest: int) -> None:
     config = read(family)
-    trunk = FAMILIES[family].trunk(config, Precision(), "none", False)
+    trunk = Transformer(config)
     shapes = expected_shapes(FAMILIES[family].table, trunk)
     assert sum(math.prod(shape) for shape in shapes.values()) == numbers
     assert config.longest_row == longest
@@ -113,13 +113,12 @@ YARN, LINEAR = {"rope_type": "yarn", "factor": 4.0}, {"type": "linear", "factor"
 REFUSED: dict[str, list[dict[str, Any]]] = {
     "bert": [{"num_attention_heads": 7}],
     "xlm-roberta": [
-        {"pad_token_id": 8193}, {"position_embedding_type": "relative_key"}, {"model_type": "bert"},
+        {"pad_token_id": 8193}, {"position_embedding_type": "relative_key"},
     ],
     "new": [
         {"logn_attention_scale": True}, {"pack_qkv": False}, {"layer_norm_type": "batch"},
         {"position_embedding_type": "absolute"}, {"hidden_act": "swish2"}, {"rope_scaling": LINEAR},
         {"rope_scaling": {"type": "ntk"}}, {"heads": 0, "num_attention_heads": 512},
-        {"model_type": "gte"},
     ],
     "modernbert": [
         {"hidden_activation": "swish2"}, {"norm_bias": True}, {"attention_bias": True},
