@@ -110,6 +110,7 @@ def causal_attention(
     value: jax.Array,
     lengths: jax.Array,
     precision: Precision,
+    *,
     first: Behind | None = None,
 ) -> jax.Array:
     """As `padded_attention`, where a query sees no later key, and heads share keys and values.
@@ -142,7 +143,7 @@ def causal_attention(
         bias = jnp.repeat(bias, groups if len(bias) > 1 else 1, axis=0)
         scaled = query[:, start:end] * jnp.asarray(width**-0.5, query.dtype)
         part = (_by_group(groups, x) for x in (scaled, key[:, :seen], value[:, :seen]))
-        attended = _attend(precision.products, 0.0, tuple(part), bias, None, None)
+        attended = _attend(precision.products, 0.0, tuple(part), (bias, None), None)
         found.append(attended.reshape(batch, heads, end - start, width))
     return jnp.concatenate(found, axis=2).transpose(0, 2, 1, 3)
 
@@ -233,27 +234,27 @@ def _by_products(of_rows, lengths, products, kept, shared):
     scaled = query * jnp.asarray(width**-0.5, query.dtype)
     mask, rate = (kept.mask.reshape(batch * heads, -1, length), kept.rate) if kept else (None, 0.0)
     by_head = tuple(_by_group(heads, x) for x in (scaled, key, value))
-    result = _attend(products, rate, by_head, outside, shared, mask)
+    result = _attend(products, rate, by_head, (outside, shared), mask)
     return result.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _attend(products, rate, heads, bias, shared, kept):
+def _attend(products, rate, heads, biases, kept):
     """query `[N, Q, d]`, key, value `[N, L, d]` → `[N, Q, d]`.
 
-    The softmax is computed in float32. To the scores are added bias `[N or 1, Q or 1, L]` and (or
-    None) shared `[n, Q, L]`, where n divides N, to each n of them; the latter alone has a gradient.
-    kept `[N, Q, L]` marks the weights that dropout keeps; None: all.
+    The softmax is computed in float32. The biases of the scores are `[N or 1, Q or 1, L]` and (or
+    None) one `[n, Q, L]`, where n divides N, that is added to each n of them; the latter alone has
+    a gradient. kept `[N, Q, L]` marks the weights that dropout keeps; None: all.
     """
-    return _attend_forward(products, rate, heads, bias, shared, kept)[0]
+    return _attend_forward(products, rate, heads, biases, kept)[0]
 
 
 def _dropped(rate, weights, kept):
     return weights if kept is None else jnp.where(kept, weights / (1 - rate), 0)
 
 
-def _attend_forward(products, rate, heads, bias, shared, kept):
-    query, key, value = heads
+def _attend_forward(products, rate, heads, biases, kept):
+    (query, key, value), (bias, shared) = heads, biases
     scores = rounded_einsum(products, "nqd,nkd->nqk", query, key, jnp.float32) + bias
     if shared is not None:
         scores = (scores.reshape(-1, *shared.shape) + shared[None]).reshape(scores.shape)
@@ -261,11 +262,11 @@ def _attend_forward(products, rate, heads, bias, shared, kept):
     result = rounded_einsum(
         products, "nqk,nkd->nqd", _dropped(rate, weights, kept), value, query.dtype
     )
-    return result, (heads, bias, shared, kept, weights, result)
+    return result, (heads, biases, kept, weights, result)
 
 
 def _attend_backward(products, rate, saved, gradient):
-    (query, key, value), bias, shared, kept, weights, result = saved
+    (query, key, value), (bias, shared), kept, weights, result = saved
     product = partial(rounded_einsum, products, result=query.dtype)
     d_value = product("nqk,nqd->nkd", _dropped(rate, weights, kept), gradient)
     d_weights = _dropped(rate, product("nqd,nkd->nqk", gradient, value), kept)
@@ -277,7 +278,7 @@ def _attend_backward(products, rate, saved, gradient):
     if shared is not None:
         by_rows = d_scores.astype(jnp.float32).reshape(-1, *shared.shape)
         d_shared = by_rows.sum(axis=0).astype(shared.dtype)
-    return (d_query, d_key, d_value), jnp.zeros_like(bias), d_shared, None
+    return (d_query, d_key, d_value), (jnp.zeros_like(bias), d_shared), None
 
 
 _attend.defvjp(_attend_forward, _attend_backward)
