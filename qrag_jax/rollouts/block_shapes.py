@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import partial
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import chunk_width
-from qrag_jax.models.compute.packing import Blocks, Filling, choose_blocks, next_block
+from qrag_jax.models.compute.packing import Blocks, choose_blocks
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
@@ -85,85 +84,50 @@ def _histogram(lengths: np.ndarray, longest: int) -> np.ndarray:
 
 # ---------------------------------------------------------------- rounds
 # The loops over blocks (`models.compute.ragged`) end when all rows are computed, so a compiled
-# program does not tell their rounds. Here the same plan is run on lengths alone.
-
-BATCHES = 16  # of which the mean is taken
+# program does not tell their rounds. FLOPs are estimated from mean lengths, as if blocks were full.
 
 
 def loop_rounds(
     actor: Actor, shape: EpisodeShape, stores: Sequence[TokenStore], questions: int
 ) -> dict[tuple[int, int], Rounds]:
-    """The course of each loop of playing and learning, by the number and width of its rows.
+    """Each loop of playing and learning, by the number and width of its rows.
 
-    Questions, numbers of chunks and chunks are drawn from the data, each by itself: no text is
-    taken for a repeated one, and no episode ends early. Learning in the step that plays pads the
-    rows of both towers to the wider ones, and has the mean course of both. Learning from scored
-    episodes has a loop for each tower; that of the wider rows gets the mean course, too.
+    No text is taken for a repeated one, and no episode ends early. Learning in the step that plays
+    pads the rows of both towers to the wider ones, and has the mean of both. Learning from scored
+    episodes has a loop for each tower; that of the wider rows gets the mean, too.
 
     Args:
         questions: that one device computes at a time.
     """
-    rng, encoder, rollout = np.random.default_rng(0), actor.encoder, actor.config
-    widths, steps, shapes = (
-        widths_of(rollout, encoder, shape),
-        rollout.max_steps,
-        actor.block_shapes,
-    )
-    asked, counts, lengths = (
+    encoder, rollout, shapes = actor.encoder, actor.config, actor.block_shapes
+    widths, steps = widths_of(rollout, encoder, shape), rollout.max_steps
+    question_lengths, chunk_counts, chunk_lengths = (
         np.concatenate([getattr(store, name) for store in stores])
         for name in ("question_lengths", "chunk_counts", "chunk_lengths")
     )
-    number = rng.integers(len(counts), size=(BATCHES, questions))
-    columns = shape.chunks + rollout.stop_action  # all STOPs are one short row, which is left out
-    chunks = rng.choice(lengths, (BATCHES, questions, columns))
-    rows = np.minimum(chunks + chunk_width(len(encoder.chunk_opening), 0), widths.chunk)
-    rows = np.where(np.arange(columns) < counts[number][..., None], rows, 0)
-    in_state = np.minimum(chunks, rollout.max_chunk_tokens_in_state) + 1
-    state = asked[number] + len(encoder.state_opening) + 1
-    # After 0 to T-1 actions. Any chunk may be taken; the first ones stand for all.
-    states = np.stack([state + in_state[..., :t].sum(axis=-1) for t in range(steps)], axis=1)
-    states = np.minimum(states, widths.state)
-    chosen = np.stack([rows[..., min(step, columns - 1)] for step in range(steps)], axis=1)
-    of_towers = [each.reshape(BATCHES, -1) for each in (chosen, states)]
-    narrower = of_towers[widths.chunk > widths.state]
-    learned, rows = steps * questions, rows.reshape(BATCHES, -1)
+    opening = chunk_width(len(encoder.chunk_opening), 0)
+    chunk = float(np.minimum(chunk_lengths + opening, widths.chunk).mean())
+    in_state = np.minimum(chunk_lengths, rollout.max_chunk_tokens_in_state).mean() + 1
+    first_state = question_lengths.mean() + len(encoder.state_opening) + 1
+    state = min(float(first_state + in_state * (steps - 1) / 2), widths.state)
+    columns, learned = shape.chunks + rollout.stop_action, steps * questions
+    narrower = state if widths.chunk > widths.state else chunk
+    chunks = questions * float(chunk_counts.mean()) * chunk
     return {
-        (rows.shape[1], widths.chunk): rounds_of(shapes.chunks, rows),
-        (learned, min(widths)): rounds_of(shapes.gradients, narrower),
-        (learned, max(widths)): rounds_of(shapes.gradients, np.concatenate(of_towers)),
-        (questions, widths.state): rounds_of(shapes.states, states.reshape(-1, questions)),
+        (questions * columns, widths.chunk): rounds_of(shapes.chunks, chunks),
+        (learned, min(widths)): rounds_of(shapes.gradients, learned * narrower),
+        (learned, max(widths)): rounds_of(shapes.gradients, learned * (chunk + state) / 2),
+        (questions, widths.state): rounds_of(shapes.states, questions * state),
     }
 
 
-def even_rounds(blocks: Blocks, rows: int, longest: int) -> dict[tuple[int, int], Rounds]:
-    """As `loop_rounds`, for so many rows of up to `longest` tokens, all lengths as likely."""
-    lengths = np.random.default_rng(0).integers(1, longest + 1, (BATCHES, rows))
-    return {(rows, longest): rounds_of(blocks, lengths)}
+def rounds_of(blocks: Blocks, tokens: float) -> Rounds:
+    """The loop over blocks for so many tokens, with rows of all lengths alike.
 
-
-def rounds_of(blocks: Blocks, lengths: np.ndarray) -> Rounds:
-    """The mean course of the loop over blocks for rows of these lengths, `[batches, N]`."""
-    ordered = jnp.asarray(np.sort(lengths, axis=1).astype(np.int32))
-    counts = np.asarray(_counts(blocks, ordered), np.float64).sum(axis=0)
-    total = counts.sum()
-    return Rounds(float(total / len(lengths)), tuple((counts / max(total, 1.0)).tolist()))
-
-
-@partial(jax.jit, static_argnums=0)
-def _counts(blocks: Blocks, ordered: jax.Array) -> jax.Array:
-    """Blocks of each shape, `[batches, shapes]`, for ascending lengths `[batches, N]`."""
-    count = ordered.shape[1]
-    shapes = len(list(blocks.shapes(count)))
-
-    def one_batch(lengths: jax.Array) -> jax.Array:
-        def one_block(loop: tuple[jax.Array, Filling]) -> tuple[jax.Array, Filling]:
-            counts, left = loop
-            block = next_block(blocks, lengths, left)
-            left = Filling(left.low + block.bottom, left.high - block.top)
-            return counts.at[block.shape].add(1), left
-
-        absent = (lengths == 0).sum(dtype=jnp.int32)
-        start = jnp.zeros(shapes, jnp.int32), Filling(absent, jnp.int32(count))
-        return jax.lax.while_loop(lambda loop: loop[1].low < loop[1].high, one_block, start)[0]
-
-    return jax.lax.map(one_batch, ordered)
+    It computes the smallest block that holds them, or as many of the largest.
+    """
+    size = int(np.searchsorted(blocks.tokens[:-1], tokens))
+    shares = np.zeros((len(blocks.tokens), len(blocks.lengths)))
+    shares[size] = 1 / len(blocks.lengths)
+    rounds = math.ceil(tokens / blocks.tokens[size])
+    return Rounds(float(rounds), tuple(shares.ravel().tolist()))

@@ -1,6 +1,6 @@
 """Experience: where the batches that training learns from come from. There are two kinds.
 
-- `Fused`: a batch of questions; the update itself plays and scores it.
+- `Batches`: a batch of questions; the update itself plays and scores it.
 - `Deferred`: episodes that were played K updates ago. A language model gives their rewards while
   the device goes on. The batch of step s is played by the weights after s - K updates (at first, by
   the first weights) and learned from in step s, however long its answers take: a run's numbers do
@@ -82,54 +82,42 @@ class Experience(Protocol):
 
 
 class Batches:
-    """The batches of an iterator, on the mesh."""
+    """See `Experience`: the batches of an iterator; the update plays and scores them."""
 
     def __init__(self, mesh: Mesh, batches: Any) -> None:
-        self._mesh, self._batches = mesh, batches
-        self.position: Any = batches.get_state()  # of the iterator, after the last batch
-        self.waited = 0.0  # seconds, while the device had no work
-
-    def next(self, state: Any = None) -> tuple[EpisodeBatch, np.ndarray, Any]:
-        """The next batch; `[b, 2]` number and epoch of its samples on this host; the position."""
-        # Grain's threads or processes build batches ahead, so this is short, and the device has
-        # work meanwhile. It had to wait only if that work, `state`, is done by now.
-        before = time.monotonic()
-        batch = next(self._batches)
-        self.position = self._batches.get_state()
-        placed, samples = shard_batch(self._mesh, batch), np.stack([batch.sample, batch.epoch], 1)
-        # Of one program all arrays are there at once; those on the host count as computed.
-        if all(leaf.is_ready() for leaf in jax.tree.leaves(state)[:1] if hasattr(leaf, "is_ready")):
-            self.waited += time.monotonic() - before
-        return placed, samples, self.position
-
-
-class Fused:
-    """See `Experience`: the update plays and scores the batch."""
-
-    def __init__(self, batches: Batches) -> None:
         self.samples = np.zeros((0, 2), np.int32)
-        self._batches = batches
-        self._used: Any = batches.position
+        self.waited = {"input": 0.0}
+        self._mesh, self._batches = mesh, batches
+        self._used: Any = batches.get_state()
         self._ahead: tuple[EpisodeBatch, np.ndarray, Any] | None = None
-
-    @property
-    def waited(self) -> dict[str, float]:
-        return {"input": self._batches.waited}
 
     def next(self, state: Any, number: int, stop: StopSignal) -> EpisodeBatch:
         stop.check()
-        ahead, self._ahead = self._ahead or self._batches.next(state), None
+        ahead, self._ahead = self._ahead or self.fetch(state), None
         batch, self.samples, self._used = ahead
         return batch
 
     def prepare(self, state: Any) -> None:
-        self._ahead = self._batches.next(state)
+        self._ahead = self.fetch(state)
 
     def position(self) -> tuple[Any, list[Any]]:
         return self._used, []  # a resumed run fetches a prefetched batch again
 
     def counts(self) -> dict[str, float]:
         return {}
+
+    def fetch(self, state: Any = None) -> tuple[EpisodeBatch, np.ndarray, Any]:
+        """The next batch, on the mesh; `samples` of it; the iterator's position after it."""
+        # Grain's threads or processes build batches ahead, so this is short, and the device has
+        # work meanwhile. It had to wait only if that work, `state`, is done by now.
+        before = time.monotonic()
+        batch = next(self._batches)
+        position = self._batches.get_state()
+        placed, samples = shard_batch(self._mesh, batch), np.stack([batch.sample, batch.epoch], 1)
+        # Of one program all arrays are there at once; those on the host count as computed.
+        if all(leaf.is_ready() for leaf in jax.tree.leaves(state)[:1] if hasattr(leaf, "is_ready")):
+            self.waited["input"] += time.monotonic() - before
+        return placed, samples, position
 
 
 @dataclasses.dataclass
@@ -170,10 +158,10 @@ class Deferred:
         self._waited = 0.0
         self._mesh, self._play, self._batches, self._rewards = mesh, play, batches, rewards
         self._all, self._staleness, self._steps = samples, staleness, steps
-        self._used: Any = batches.position
+        self._used, _ = batches.position()
         self._queue: deque[_InFlight] = deque()
         for fields in pending:
-            batch, here, behind = self._batches.next()
+            batch, here, behind = self._batches.fetch()
             first, kinds = jax.process_index() * len(here), (np.int32, bool, np.float32)
             own = (fields[name][first : first + len(here)] for name in Played._fields)
             arrays = tuple(np.asarray(rows, kind) for rows, kind in zip(own, kinds, strict=True))
@@ -183,7 +171,7 @@ class Deferred:
 
     @property
     def waited(self) -> dict[str, float]:
-        return {"input": self._batches.waited, "feedback": self._waited}
+        return self._batches.waited | {"feedback": self._waited}
 
     def next(self, state: Any, number: int, stop: StopSignal) -> ScoredEpisodes:
         stop.check()
@@ -233,7 +221,7 @@ class Deferred:
 
     def _begin(self, state: Any, number: int) -> _InFlight:
         """Starts to play the batch that step `number` learns from."""
-        batch, samples, behind = self._batches.next(state)
+        batch, samples, behind = self._batches.fetch(state)
         on_device = replicate(self._mesh, np.int32(number))
         with jax.transfer_guard("disallow"):
             played = self._play(state, batch, on_device)

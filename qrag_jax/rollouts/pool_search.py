@@ -46,48 +46,48 @@ STATEFUL = (
 
 
 @dataclasses.dataclass(frozen=True)
-class StateText:
+class StateRows:
+    """How the state of a search becomes text, and text a row `opening text [SEP]`."""
+
+    tokenizer: TextTokenizer  # of the query encoder
+    opening: tuple[int, ...]  # ids that every row begins with
+    sep_id: int  # id behind the text
+    max_tokens: int  # longest row
     stateful: bool = True  # with the original question and the history, or the query alone
-    # on the first line, after "Instruct: "; None: the one above that fits; "": no such line, for
-    # encoders that were trained without
-    instruction: str | None = None
-    max_tokens: int = 0  # longest text; 0: no limit
-    # number of tokens of a text, as the encoder reads it. More text must not have fewer.
-    count: Callable[[str], int] | None = None
+    # a first line "Instruct: …"; False for encoders that were trained without
+    instruction: bool = True
 
-    def __post_init__(self) -> None:
-        if self.max_tokens and self.count is None:
-            raise ValueError("a limit of tokens needs a function that counts them.")
-
-    def of(self, question: str, step: Retrieve) -> tuple[str, bool] | Failure:
-        """The text of the state in which a search is made, and whether something was left out.
+    def text(self, question: str, step: Retrieve) -> str | Failure:
+        """The text of the state in which a search is made.
 
         A `Failure` with the cause "too_long" if even the instruction and the sub-query do not fit.
         """
         words = question.split() if self.stateful else []
         history = step.history if self.stateful else ()
+        room = self.max_tokens - len(self.opening) - 1
 
         def text(dropped: int, cut: int) -> str:
             return self._text(words[: len(words) - cut], history[dropped:], step.sub_query)
 
         def fits(dropped: int, cut: int) -> bool:
-            count = self.count
-            return not count or not self.max_tokens or count(text(dropped, cut)) <= self.max_tokens
+            return len(self.tokenizer.encode([text(dropped, cut)])[0]) <= room
 
         dropped = least(0, len(history), lambda hops: fits(hops, 0))
         cut = 0
         if not fits(dropped, 0):
             if not fits(dropped, len(words)):
-                why = f"the sub-query and the instruction are longer than {self.max_tokens} tokens."
+                why = f"the sub-query and the instruction are longer than {room} tokens."
                 return Failure("too_long", why, attempts=0)
             cut = least(0, len(words), lambda number: fits(dropped, number))
-        return text(dropped, cut), bool(dropped or cut)
+        return text(dropped, cut)
+
+    def rows(self, texts: Sequence[str]) -> list[list[int]]:
+        return [[*self.opening, *ids, self.sep_id] for ids in self.tokenizer.encode(texts)]
 
     def _text(self, words: list[str], history: tuple[Hop, ...], sub_query: str) -> str:
-        instruction = self.instruction
-        if instruction is None:
-            instruction = STATEFUL if self.stateful else STATELESS
-        lines = [f"Instruct: {one_line(instruction)}"] if instruction else []
+        lines = []
+        if self.instruction:
+            lines.append(f"Instruct: {STATEFUL if self.stateful else STATELESS}")
         if self.stateful:
             lines += [f"Original Question: {' '.join(words)}", f"History: {as_json(history)}"]
         return well_formed("\n".join([*lines, f"Query: {one_line(sub_query)}"]))
@@ -121,9 +121,7 @@ class Drawn(NamedTuple):
     vectors: np.ndarray  # float32 `[K, D]`, theirs; 0 where there is none
     actions: np.ndarray  # int32 `[k]`, places in the pool in the order drawn, then `NOTHING`
     log_prob: float  # of the ordered draw
-    entropy: float  # of the first passage drawn, in nats
     names: tuple[str, ...]  # the ids of the passages drawn
-    cut: bool  # whether the state had to leave out hops or words
 
 
 class Found(NamedTuple):
@@ -132,47 +130,24 @@ class Found(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class QueryRows:
-    """How the text of a state becomes a row: `opening text [SEP]`."""
-
-    tokenizer: TextTokenizer  # of the query encoder
-    opening: tuple[int, ...]  # ids that every row begins with
-    sep_id: int  # id behind the text
-    max_tokens: int  # longest row
-
-    @property
-    def room(self) -> int:
-        return self.max_tokens - len(self.opening) - 1
-
-    def count(self, text: str) -> int:
-        return len(self.tokenizer.encode([text])[0])
-
-    def of(self, texts: Sequence[str]) -> list[list[int]]:
-        ids = self.tokenizer.encode(texts)
-        return [[*self.opening, *own, self.sep_id] for own in ids]
-
-
-@dataclasses.dataclass(frozen=True)
 class PoolSearch:
     """Searches an index as the policy does."""
 
     tower: RowEncoder  # the query encoder with the weights that act
     index: VectorIndex  # over the documents; their vectors do not change
-    states: StateText  # the text of a state
-    rows: QueryRows  # its tokens
+    states: StateRows
     config: PlackettLuceConfig  # K, k and τ
     is_greedy: bool = False  # take the best k instead of drawing, as in evaluation
 
     def __call__(self, asks: Sequence[Ask]) -> list[Found | Failure]:
         """What is found for each; a `Failure` where not even the sub-query fits into a state."""
-        states = [self.states.of(ask.question, ask.step) for ask in asks]
-        asked = [pair for pair in zip(asks, states) if not isinstance(pair[1], Failure)]
-        found = iter(self._found(*zip(*asked)) if asked else ())
-        return [state if isinstance(state, Failure) else next(found) for state in states]
+        texts = [self.states.text(ask.question, ask.step) for ask in asks]
+        able = [(ask, text) for ask, text in zip(asks, texts) if not isinstance(text, Failure)]
+        found = iter(self._found(*zip(*able)) if able else ())
+        return [text if isinstance(text, Failure) else next(found) for text in texts]
 
-    def _found(self, asks: Sequence[Ask], states: Sequence[tuple[str, bool]]) -> list[Found]:
-        texts = [text for text, _ in states]
-        rows = self.rows.of(texts)
+    def _found(self, asks: Sequence[Ask], texts: Sequence[str]) -> list[Found]:
+        rows = self.states.rows(texts)
         queries = self.tower(rows)
         numbers = self.index.search(Queries(texts, queries), self.config.pool).numbers
         present = numbers != NONE
@@ -180,36 +155,28 @@ class PoolSearch:
         pool[present] = self.index.vectors(numbers[present])
         keys = np.stack([ask.key for ask in asks])
         hops = np.array([len(ask.step.history) for ask in asks], np.uint32)
-        actions, log_probs, entropies = self._drawn(queries, pool, present, keys, hops)
+        # Batches are padded to few sizes.
+        count, pad = len(asks), padded_batch(len(asks)) - len(asks)
+        padded = (
+            np.pad(each, ((0, pad), *[(0, 0)] * (each.ndim - 1)))
+            for each in (queries, pool, present, keys, hops)
+        )
+        draw = _draw(self.config, self.is_greedy)
+        actions, log_probs = (np.asarray(each)[:count] for each in draw(*padded))
         found = []
-        for i, (_, cut) in enumerate(states):
+        for i, row in enumerate(rows):
             taken = numbers[i, actions[i][actions[i] != NOTHING]]
-            passages = self.index.corpus.passages(taken)
-            drawn = Drawn(
-                row=np.array(rows[i], np.int32),
-                pool=numbers[i],
-                vectors=pool[i],
-                actions=actions[i],
-                log_prob=float(log_probs[i]),
-                entropy=float(entropies[i]),
-                names=tuple(passage.name for passage in passages),
-                cut=cut,
-            )
-            found.append(Found(tuple(passages), drawn))
+            passages = tuple(self.index.corpus.passages(taken))
+            names = tuple(passage.name for passage in passages)
+            ids = np.array(row, np.int32)
+            drawn = Drawn(ids, numbers[i], pool[i], actions[i], float(log_probs[i]), names)
+            found.append(Found(passages, drawn))
         return found
-
-    def _drawn(self, *arrays: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Actions, log-probabilities and entropies; batches are padded to few sizes."""
-        count = len(arrays[0])
-        pad = padded_batch(count) - count
-        padded = (np.pad(each, ((0, pad), *[(0, 0)] * (each.ndim - 1))) for each in arrays)
-        drawn = _draw(self.config, self.is_greedy)(*padded)
-        return tuple(np.asarray(each)[:count] for each in drawn)
 
 
 @functools.lru_cache
 def _draw(config: PlackettLuceConfig, is_greedy: bool) -> Callable[..., tuple[jax.Array, ...]]:
-    """Makes the jitted `(queries, pool, present, keys, hops) → (actions, log-probs, entropies)`."""
+    """Makes the jitted `(queries, pool, present, keys, hops) → (actions, log-probabilities)`."""
 
     def one(logits: jax.Array, key: jax.Array, hop: jax.Array) -> jax.Array:
         key = jax.random.fold_in(jax.random.wrap_key_data(key), hop)
@@ -221,7 +188,7 @@ def _draw(config: PlackettLuceConfig, is_greedy: bool) -> Callable[..., tuple[ja
             actions = plackett_luce.greedy(logits, config.passages)
         else:
             actions = jax.vmap(one)(logits, keys, hops)
-        return actions, plackett_luce.log_prob(logits, actions), plackett_luce.entropy(logits)
+        return actions, plackett_luce.log_prob(logits, actions)
 
     return jax.jit(all_of_them)
 
@@ -262,11 +229,22 @@ class Rewarded(NamedTuple):
 def hop_batch(
     episodes: Sequence[Rewarded], shape: HopShape, config: PlackettLuceConfig
 ) -> HopBatch:
-    arrays = _empty(len(episodes), shape, config)
+    searches = len(episodes), shape.hops
+    arrays: dict[str, Any] = {
+        "tokens": np.zeros((*searches, shape.tokens), np.int32),
+        "lengths": np.zeros(searches, np.int32),
+        "pool": np.zeros((*searches, config.pool, shape.width), np.float32),
+        "present": np.zeros((*searches, config.pool), bool),
+        "actions": np.full((*searches, config.passages), NOTHING, np.int32),
+        "log_probs": np.zeros(searches, np.float32),
+        "scored": np.zeros(len(episodes), bool),
+        "episode_rewards": np.zeros((len(episodes), shape.episode_rewards), np.float32),
+        "hop_rewards": np.zeros((*searches, shape.hop_rewards), np.float32),
+    }
     for row, episode in enumerate(episodes):
         for hop, drawn in enumerate(episode.searches):
             at = row, hop
-            arrays["tokens"][row, hop, : len(drawn.row)] = drawn.row
+            arrays["tokens"][at][: len(drawn.row)] = drawn.row
             arrays["lengths"][at] = len(drawn.row)
             arrays["pool"][at], arrays["present"][at] = drawn.vectors, drawn.pool != NONE
             arrays["actions"][at], arrays["log_probs"][at] = drawn.actions, drawn.log_prob
@@ -276,27 +254,6 @@ def hop_batch(
             for hop, rewards in enumerate(episode.hops):
                 arrays["hop_rewards"][row, hop] = rewards
     return HopBatch(**arrays)
-
-
-def batch_shapes(episodes: int, shape: HopShape, config: PlackettLuceConfig) -> HopBatch:
-    arrays = _empty(episodes, shape, config)
-    shapes: Any = {n: jax.ShapeDtypeStruct(a.shape, a.dtype) for n, a in arrays.items()}
-    return HopBatch(**shapes)
-
-
-def _empty(episodes: int, shape: HopShape, config: PlackettLuceConfig) -> dict[str, Any]:
-    searches = episodes, shape.hops
-    return {
-        "tokens": np.zeros((*searches, shape.tokens), np.int32),
-        "lengths": np.zeros(searches, np.int32),
-        "pool": np.zeros((*searches, config.pool, shape.width), np.float32),
-        "present": np.zeros((*searches, config.pool), bool),
-        "actions": np.full((*searches, config.passages), NOTHING, np.int32),
-        "log_probs": np.zeros(searches, np.float32),
-        "scored": np.zeros(episodes, bool),
-        "episode_rewards": np.zeros((episodes, shape.episode_rewards), np.float32),
-        "hop_rewards": np.zeros((*searches, shape.hop_rewards), np.float32),
-    }
 
 
 def saved(episode: Rewarded) -> dict[str, Any]:
@@ -326,5 +283,5 @@ def restored(kept: Mapping[str, Any], vectors: Callable[[np.ndarray], np.ndarray
         found = np.zeros((len(pool), known.shape[1]), np.float32)
         found[present] = known
         row, actions = np.array(each["row"], np.int32), np.array(each["actions"], np.int32)
-        searches.append(Drawn(row, pool, found, actions, each["log_prob"], 0.0, (), False))
+        searches.append(Drawn(row, pool, found, actions, each["log_prob"], ()))
     return Rewarded(searches, kept["episode"], kept["hops"])

@@ -1,14 +1,12 @@
 """A table of text embeddings: one row for each DISTINCT text, shared by all documents.
 
 Texts are tokenised, sorted by length and embedded in groups of two static sizes, so nothing
-recompiles. Memory grows with (distinct texts × embedding width), never with tokens. With a store on
-one CPU device it does not grow with the texts either: the table is a file mapped into memory.
+recompiles. Memory grows with (distinct texts × embedding width), never with tokens.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
 import hashlib
 import itertools
 import time
@@ -34,16 +32,6 @@ GROUP, SMALL_GROUP = 8192, 512  # texts embedded by one call; the small size if 
 DIGEST = 16  # bytes of a text's digest
 
 Embed = Callable[[Params, np.ndarray, np.ndarray], jax.Array]
-
-
-@dataclasses.dataclass
-class Counts:
-    """Numbers of texts asked for, texts embedded and their tokens, and seconds of embedding."""
-
-    asked: int = 0
-    embedded: int = 0
-    tokens: int = 0
-    seconds: float = 0.0
 
 
 def make_embed(
@@ -91,8 +79,7 @@ class TextTable:
 
     Args:
         row_tokens: length of the longest row, special tokens counted; longer texts are cut.
-        store: keeps embeddings between processes; None: nothing is kept. On one CPU device the
-            table itself is a file on the store's disk, mapped into memory.
+        store: keeps embeddings between processes; None: nothing is kept.
     """
 
     def __init__(
@@ -106,22 +93,17 @@ class TextTable:
         row_tokens: int,
         store: EmbeddingFiles | None = None,
     ) -> None:
-        self.counts = Counts()
+        self.embedded = 0  # texts that were embedded here
+        self.seconds = 0.0  # that it took
         self._mesh, self._encoder, self._tokenizer = mesh, encoder, tokenizer
         self._embed, self._params, self._row_tokens = embed, params, row_tokens
         self._store = store
         self._row_of: dict[bytes, int] = {}  # by digest: the texts themselves would take memory
         self._rows = 0
-        self._everywhere = everywhere = NamedSharding(mesh, PartitionSpec())
+        everywhere = NamedSharding(mesh, PartitionSpec())
         self._put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
         self._double = jax.jit(_double, out_shardings=everywhere)
-        on_cpu = mesh.size == 1 and mesh.devices.flat[0].platform == "cpu"
-        self._mapped = store.table() if store is not None and on_cpu else None
-        if self._mapped is None:
-            self._table = replicate(mesh, np.zeros((2 * GROUP, encoder.width), np.float32))
-        else:
-            self._mapped.reserve(2 * GROUP)
-            self._table = self._look()
+        self._table = replicate(mesh, np.zeros((2 * GROUP, encoder.width), np.float32))
         for digests, embeddings in store.load() if store else ():
             self._append(digests, embeddings)
 
@@ -136,20 +118,14 @@ class TextTable:
         """
         return self._table
 
-    @property
-    def mapped_bytes(self) -> int:
-        """Size of the table's mapped file; 0 if the table is an array on the devices."""
-        return 0 if self._mapped is None else self._mapped.rows.nbytes
-
     def rows_of(self, texts: Sequence[str]) -> np.ndarray:
         """The row index of each text, `[n]` int32; texts that have no row yet are embedded."""
-        self.counts.asked += len(texts)
         digests = [hashlib.blake2b(each.encode(), digest_size=DIGEST).digest() for each in texts]
         missing = {d: t for d, t in zip(digests, texts, strict=True) if d not in self._row_of}
         started = time.perf_counter()
         for start in range(0, len(missing), GROUP):
             self._add(dict(itertools.islice(missing.items(), start, start + GROUP)))
-        self.counts.seconds += time.perf_counter() - started
+        self.seconds += time.perf_counter() - started
         return np.fromiter((self._row_of[digest] for digest in digests), np.int32, len(texts))
 
     def _add(self, texts: dict[bytes, str]) -> None:
@@ -158,38 +134,24 @@ class TextTable:
         kept = self._row_tokens - len(opening) - 1
         encoded = self._tokenizer.encode(list(texts.values()))
         rows = [[*opening, *ids[:kept], encoder.sep_id] for ids in encoded]
-        size = _group_size(len(rows))
-        shape = size, self._row_tokens
-        tokens, lengths = padded_rows(rows, shape, self._mesh.size, encoder.pad_id)
-        embeddings = np.asarray(self._embed(self._params, tokens, lengths))[: len(rows)]
+        shape = _group_size(len(rows)), self._row_tokens
+        padded = padded_rows(rows, shape, self._mesh.size, encoder.pad_id)
+        embeddings = np.asarray(self._embed(self._params, *padded))[: len(rows)]
         digests = list(texts)
         self._append(digests, embeddings)
-        self.counts.embedded += len(rows)
-        self.counts.tokens += int(lengths.sum())
+        self.embedded += len(rows)
         if self._store:
             self._store.add(digests, embeddings)
 
     def _append(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
-        count = len(embeddings)
-        if self._mapped is not None:
-            while len(self._mapped.rows) < self._rows + count:
-                self._mapped.reserve(2 * len(self._mapped.rows))
-            self._mapped.put(self._rows, embeddings)
-            self._table = self._look()
-        else:
-            rows = np.zeros((_group_size(count), embeddings.shape[1]), np.float32)
-            rows[:count] = embeddings
-            # The padding of the group lies behind the last row; the next group overwrites it.
-            while len(self._table) < self._rows + len(rows):
-                self._table = self._double(self._table)
-            self._table = self._put(self._table, rows, np.int32(self._rows))
+        rows = np.zeros((_group_size(len(digests)), embeddings.shape[1]), np.float32)
+        rows[: len(digests)] = embeddings
+        # The padding of the group lies behind the last row; the next group overwrites it.
+        while len(self._table) < self._rows + len(rows):
+            self._table = self._double(self._table)
+        self._table = self._put(self._table, rows, np.int32(self._rows))
         self._row_of |= {digest: self._rows + i for i, digest in enumerate(digests)}
         self._rows += len(digests)
-
-    def _look(self) -> jax.Array:
-        """The mapped file as a device array; on a CPU it is the same memory, not a copy."""
-        assert self._mapped is not None
-        return jax.device_put(self._mapped.rows, self._everywhere, may_alias=True)
 
 
 def _group_size(count: int) -> int:

@@ -1,15 +1,9 @@
-"""Keeps embeddings of texts on disk between commands, in one folder per encoder.
-
-The table that a command works on is also a file, mapped into memory. The system can take the pages
-back, so memory does not grow with the number of texts.
-"""
+"""Keeps embeddings of texts on disk between commands, in one folder per encoder."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import mmap
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,35 +28,6 @@ def encoder_key(params: Any, settings: Mapping[str, Any]) -> str:
     return digest.hexdigest()[:32]
 
 
-class MappedTable:
-    """Rows `[N, D]` float32 in an unnamed file, which disappears when the process ends.
-
-    Rows are written to the file and read through the map. So a full disk raises an error; a write
-    through the map would end in a signal.
-    """
-
-    def __init__(self, folder: Path, width: int) -> None:
-        self._folder, self._width = folder, width
-        with writing(folder, _WHAT):
-            self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115  (open as long as this)
-        self.rows = np.zeros((0, width), np.float32)
-
-    def reserve(self, count: int) -> None:
-        """Extends `rows` to `count` rows. Old rows stay; new rows are zero until `put`."""
-        if count > len(self.rows):
-            with writing(self._folder, _WHAT):
-                self._file.truncate(count * self._width * 4)
-                mapped = mmap.mmap(self._file.fileno(), 0, mmap.MAP_SHARED, mmap.PROT_READ)
-            self.rows = np.frombuffer(mapped, np.float32).reshape(count, self._width)
-
-    def put(self, start: int, embeddings: np.ndarray) -> None:
-        """Writes `embeddings` `[n, D]` from row `start` on; these rows must be reserved."""
-        with writing(self._folder, _WHAT):
-            self._file.seek(start * self._width * 4)
-            self._file.write(np.ascontiguousarray(embeddings, np.float32).tobytes())
-            self._file.flush()
-
-
 class EmbeddingFiles:
     """Of one `encoder_key` and width D, one file for each group: digests of texts, embeddings.
 
@@ -83,9 +48,6 @@ class EmbeddingFiles:
             count = len(data) // (size + 4 * self._width)
             digests = [data[i * size : (i + 1) * size] for i in range(count)]
             yield digests, np.frombuffer(data, np.float32, offset=count * size).reshape(count, -1)
-
-    def table(self) -> MappedTable:
-        return MappedTable(self._folder, self._width)
 
     def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
         """Keeps the embeddings `[n, D]` of the texts with these digests."""

@@ -14,7 +14,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -55,9 +55,9 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.index_folder import CORPUS, EXACT
 from qrag_jax.retrieval.judged_queries import names_of
 from qrag_jax.rollouts import pool_search
-from qrag_jax.rollouts.block_shapes import choose_row_blocks, even_rounds
+from qrag_jax.rollouts.block_shapes import choose_row_blocks, rounds_of
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
-from qrag_jax.rollouts.pool_search import HopBatch, QueryRows, Rewarded
+from qrag_jax.rollouts.pool_search import HopBatch, Rewarded, StateRows
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.rollouts.token_episodes import HOPELESS, AgentRollout, Asks, Episode, Start
@@ -140,7 +140,14 @@ class Harr:
         loaded, encoder = inputs.encoder, inputs.encoder.encoder
         longest = min(config.state.max_tokens, encoder.max_positions)
         # How states are cut to rows of tokens.
-        self.rows = QueryRows(loaded.tokenizer, encoder.state_opening, encoder.sep_id, longest)
+        self.rows = StateRows(
+            loaded.tokenizer,
+            encoder.state_opening,
+            encoder.sep_id,
+            longest,
+            stateful=config.state.stateful,
+            instruction=config.state.instruction,
+        )
         # Names of the rewards of episodes and of searches, in the order of `Rewarded`.
         names, hop = config.reward.rewards.weights, (*rag.OF_HOPS, rag.RELEVANCE)
         self._rewards = [n for n in names if n not in hop], [n for n in names if n in hop]
@@ -171,11 +178,14 @@ class Harr:
 
     def programs(self) -> list[Program]:
         state = self._parts.shapes(self.inputs.encoder.trained)
-        batch = pool_search.batch_shapes(self.config.episodes, self._shape, self.config.policy)
-        learner, hops = self.learner, self._shape.hops
-        together = self.config.episodes // math.prod(row_devices(self.mesh))
-        loops = partial(even_rounds, learner.blocks, together * hops, self._shape.tokens)
-        return [Program("update", self._update, (state, batch, *self.base), loops)]
+        nothing = [Rewarded((), None)] * self.config.episodes
+        batch = pool_search.hop_batch(nothing, self._shape, self.config.policy)
+        batch = jax.eval_shape(lambda arrays: arrays, batch)
+        episodes = self.config.episodes // math.prod(row_devices(self.mesh))
+        rows, longest = episodes * self._shape.hops, self._shape.tokens
+        rounds = rounds_of(self.learner.blocks, rows * (longest + 1) / 2)  # all lengths as likely
+        loops = {(rows, longest): rounds}
+        return [Program("update", self._update, (state, batch, *self.base), lambda: loops)]
 
     @cached_property
     def learner(self) -> QueryEncoder:
@@ -295,13 +305,11 @@ class Harr:
         self, params: Any, starts: Sequence[Start], stop: StopSignal, *, is_greedy: bool = False
     ) -> list[Episode]:
         """Plays episodes by these parameters, until few of them are broken."""
-        config, rows, model, watch = self.config, self.rows, self.model, self._watch(stop)
-        instruction = None if config.state.instruction else ""
+        config, model, watch = self.config, self.model, self._watch(stop)
         search = pool_search.PoolSearch(
             self._tower.with_params(merge(params, self._here[-1])),
             self.inputs.index,
-            pool_search.StateText(config.state.stateful, instruction, rows.room, rows.count),
-            rows,
+            self.rows,
             config.policy,
             is_greedy,
         )

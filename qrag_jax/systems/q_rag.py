@@ -32,7 +32,7 @@ from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, loop_rounds
 from qrag_jax.rollouts.chunks import Actor, check_fit
-from qrag_jax.rollouts.experience import Batches, Deferred, Experience, Fused, Staged
+from qrag_jax.rollouts.experience import Batches, Deferred, Experience, Staged
 from qrag_jax.runtime.aot import Calls, Loops, Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh, row_devices
@@ -153,7 +153,7 @@ class QRag:
         def by_rewards(goes_on: bool) -> Experience:
             pending = run.progress.pending if goes_on else ()
             if self.service is None:
-                return Fused(batches(PQN, goes_on))
+                return batches(PQN, goes_on)
             assert isinstance(config.reward, DeferredReward)
             play = self.towers.bound(two_towers.make_play_step(self.towers))
             return Deferred(
@@ -167,7 +167,7 @@ class QRag:
                 pending=pending,
             )
 
-        by_facts = (0, lambda goes_on: Fused(batches(IMITATE, goes_on)))
+        by_facts = (0, lambda goes_on: batches(IMITATE, goes_on))
         kinds = {IMITATE: by_facts, PQN: (config.imitated, by_rewards)}
         return Staged([kinds[stage] for stage in config.stages], run.step)
 

@@ -310,13 +310,13 @@ def score_lengths(
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
         about = f"{len(made)} {fingerprint([made[0], made[-1]])} {digest} of {documents.fit}"
         record = log_record(run, label, weights, about, searched=True)
-        before, memory = dataclasses.replace(searcher.table.counts), PeakMemory()
+        before, memory = (searcher.table.embedded, searcher.table.seconds), PeakMemory()
         times = Times()
         way = scoring.Way("", f"{length} chunks", _plays(run, searcher, times), record=record)
         # A part is what is played side by side.
         asked = scoring.Questions(RETRIEVALS, documents.samples, size=searcher.room(length))
         asked.into(log, way, {}, stop, restart=options.restart)
-        rows, counts = RETRIEVALS.read(log), searcher.table.counts
+        rows = RETRIEVALS.read(log)
         at_shortest = at_shortest or {row.id: row.em or 0.0 for row in rows}
         known = [at_shortest[row.id] for row in rows if row.id in at_shortest]
         means, scores = _means_of(rows)
@@ -333,8 +333,8 @@ def score_lengths(
                 **means,
                 "f1_until_found": cut_means["fact_f1"],
                 "precision_until_found": cut_means["fact_precision"],
-                "embedded": counts.embedded - before.embedded,
-                "embed_seconds": counts.seconds - before.seconds,
+                "embedded": searcher.table.embedded - before[0],
+                "embed_seconds": searcher.table.seconds - before[1],
                 "seconds_per_episode": 1 / speed if (speed := _speed(times)) else None,
                 "peak_memory_mib": memory.mebibytes() if times else None,
                 "intervals": scores,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Messages, load
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts import pool_search
-from qrag_jax.rollouts.pool_search import StateText
+from qrag_jax.rollouts.pool_search import StateRows
 from tests.environments.trying import episode_of
 
 TASK = Task("q1", "Of which country is Ada Berg's birthplace the capital?")
@@ -364,20 +365,27 @@ def words(text: str) -> int:
     return len(text.split())
 
 
+def state_rows(most: int = 1000, **how: bool) -> StateRows:
+    """States of so many words at most, each a token."""
+    tokenizer: Any = types.SimpleNamespace(encode=lambda texts: [text.split() for text in texts])
+    return StateRows(tokenizer, (), 0, most + 1, **how)
+
+
 def test_a_state_has_lines_of_question_hops_and_query() -> None:
     step, query = Retrieve("Where is\nMalmö? ", STATE_HOPS), "Query: Where is Malmö?"
-    lines = StateText().of("Of which\ncountry?", step)[0].split("\n")
+    lines = state_rows().text("Of which\ncountry?", step).split("\n")
     assert lines[:1] + lines[3:] == [f"Instruct: {pool_search.STATEFUL}", query]
     assert lines[1].endswith(": Of which country?")
     assert json.loads(lines[2].partition(": ")[2]) == [
         {"sub_query": hop.sub_query, "status": hop.status, "answer": hop.answer}
         for hop in STATE_HOPS
     ]
-    stateless = StateText(stateful=False).of("Of which country?", step)
-    assert stateless == (f"Instruct: {pool_search.STATELESS}\n{query}", False)
-    assert StateText(False, "").of("Of which country?", step) == (query, False)
+    stateless = state_rows(stateful=False).text("Of which country?", step)
+    assert stateless == f"Instruct: {pool_search.STATELESS}\n{query}"
+    bare = {"stateful": False, "instruction": False}
+    assert state_rows(**bare).text("Of which country?", step) == query
     # Half a surrogate pair does not stop the tokenizer.
-    StateText().of("Q\ud800?", Retrieve("q\udfff?", (Hop("a", "\ud800"),)))[0].encode()
+    state_rows().text("Q\ud800?", Retrieve("q\udfff?", (Hop("a", "\ud800"),))).encode()
 
 
 def test_the_oldest_hops_go_first_then_the_end_of_the_question() -> None:
@@ -387,10 +395,9 @@ def test_the_oldest_hops_go_first_then_the_end_of_the_question() -> None:
     fitted = []
     for asked, dropped in kept:
         history = pool_search.as_json(STATE_HOPS[dropped:])
-        text = f"Original Question: {asked}\nHistory: {history}\nQuery: d d"
-        fitted.append((text, text != fitted[0][0] if fitted else False))
-    for most in range(1, words(fitted[0][0]) + 2):
-        found = StateText(True, "", most, words).of(question, step)
-        wanted = next((each for each in fitted if words(each[0]) <= most), None)
+        fitted.append(f"Original Question: {asked}\nHistory: {history}\nQuery: d d")
+    for most in range(1, words(fitted[0]) + 2):
+        found = state_rows(most, instruction=False).text(question, step)
+        wanted = next((text for text in fitted if words(text) <= most), None)
         assert found == wanted if wanted else found.cause == "too_long"
-    assert StateText(False, max_tokens=4, count=words).of("Q?", step).cause == "too_long"
+    assert state_rows(4, stateful=False).text("Q?", step).cause == "too_long"

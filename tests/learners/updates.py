@@ -263,7 +263,7 @@ def hops() -> HopBatch:
             row = rng.integers(FIRST_WORD, WORDS, rng.integers(3, 13)).astype(np.int32)
             actions = rng.permutation(places)[: POLICY.passages].astype(np.int32)
             vectors[places:] = 0
-            drawn = Drawn(row, pool, vectors, actions, float(rng.normal(-2.5, 0.1)), 0.0, (), False)
+            drawn = Drawn(row, pool, vectors, actions, float(rng.normal(-2.5, 0.1)), ())
             searches.append(drawn)
         hops = [[float(each)] for each in rng.random(len(searches)).astype(np.float32)]
         reward = [float(rng.random())] if number % 5 != 3 else None

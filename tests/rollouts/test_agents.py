@@ -22,7 +22,7 @@ from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.retrieval.towers import Rows
-from qrag_jax.rollouts.pool_search import Ask, Drawn, Found, PoolSearch, QueryRows, StateText
+from qrag_jax.rollouts.pool_search import Ask, Drawn, Found, PoolSearch, StateRows
 from qrag_jax.rollouts.token_episodes import AgentRollout, Start
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from tests.retrieval.small_corpus import of_texts
@@ -58,11 +58,10 @@ def bag_tower(rows: Rows) -> np.ndarray:
 
 def pool_search(texts: Sequence[str], *, stateful: bool = True) -> PoolSearch:
     """Searches passages p0, p1 and so on with these texts."""
-    rows = QueryRows(WordIds(), (WORDS,), WORDS + 1, 64)
     vectors = bag_tower([[0, *ids, 0] for ids in WordIds().encode(texts)])
-    states = StateText(stateful, instruction="", max_tokens=rows.room, count=rows.count)
+    states = StateRows(WordIds(), (WORDS,), WORDS + 1, 64, stateful, instruction=False)  # type: ignore[arg-type]
     config = PlackettLuceConfig(tau=0.5, pool=4, passages=2)
-    return PoolSearch(bag_tower, of_texts(texts, vectors), states, rows, config)
+    return PoolSearch(bag_tower, of_texts(texts, vectors), states, config)
 
 
 def asks(count: int, hops: int = 0) -> list[Ask]:
@@ -190,7 +189,6 @@ def test_a_plan_that_depends_on_the_question_alone_is_requested_once_a_group() -
     assert {item.ended.answer for item in played} == {"Norway"}
     # One plan for each of two groups; then every episode reads and answers by itself.
     assert playing.counts.turns == len(model.asked) == 2 + 8 + 8
-    assert playing.counts.shared == 6
 
     # A server gives the same reply to the same request with the same seed: others have another.
     def breaks_first(request: ChatRequest) -> Outcome:

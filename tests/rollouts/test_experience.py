@@ -25,7 +25,6 @@ from qrag_jax.rollouts.experience import (
     AgentExperience,
     Batches,
     Deferred,
-    Fused,
     Played,
     Playing,
     QuestionOrder,
@@ -130,8 +129,8 @@ def assert_equal(found: EpisodeBatch, expected: EpisodeBatch) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_fused_gives_one_batch_after_the_other() -> None:
-    experience, expected = Fused(on_mesh()), small_batches()
+def test_one_batch_comes_after_the_other() -> None:
+    experience, expected = on_mesh(), small_batches()
     for number in range(3):
         batch = next(expected)
         assert_equal(experience.next(Computing(), number, StopSignal()), batch)
@@ -146,7 +145,7 @@ def test_fused_gives_one_batch_after_the_other() -> None:
     with pytest.raises(Stopped):
         experience.next(None, 3, stop)
     # A run that goes on from there has the batch that was not given.
-    resumed, batch = Fused(on_mesh(experience.position()[0])), next(expected)
+    resumed, batch = on_mesh(experience.position()[0]), next(expected)
     assert_equal(resumed.next(None, 3, StopSignal()), batch)
     assert_equal(experience.next(None, 3, StopSignal()), batch)
     assert experience.waited["input"] > 0
@@ -203,7 +202,7 @@ class Player:
         row = rng.integers(0, 9, 4).astype(np.int32)
         log_prob = float(np.float32(rng.normal()))
         actions = np.array([2, 0], np.int32)
-        search = Drawn(row, pool, vectors, actions, log_prob, 0.5, ("a", "b"), False)
+        search = Drawn(row, pool, vectors, actions, log_prob, ("a", "b"))
         if rng.random() < 0.3:
             return Rewarded([search], None)
         return Rewarded([search, search], [params], [[0.25], [float(np.float32(rng.random()))]])
