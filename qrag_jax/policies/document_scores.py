@@ -67,12 +67,8 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
 
     Args:
         kind: one of `positions.KINDS`; "random" is played as "absolute".
-
-    Raises:
-        ValueError: k is out of range.
+        k: at most `LEAST_BLOCK`.
     """
-    if not 1 <= k <= LEAST_BLOCK:
-        raise ValueError(f"k is {k}; it must be from 1 to {LEAST_BLOCK}")
     devices = mesh.size
 
     def best_chunks(table: jax.Array, rows: jax.Array, searches: Searches) -> Best:

@@ -20,7 +20,6 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,7 +51,6 @@ _START_LIMIT = 600.0  # seconds: data sets are made and read meanwhile
 _GATHER = 0.03  # seconds in which further requests may join a round
 _GRACE = 20.0  # seconds, beyond those of the environment, before it is taken for lost
 _NUMBERS = itertools.count(1)  # of episodes: a late message has a number of the past
-_UNKNOWN = Failure("request", "the episode is over")
 # Fields of a request that change the distribution, but for these values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,),
@@ -102,7 +100,7 @@ class _Episode(NamedTuple):
 
 class EnvironmentPlay(Schedule):
     def __init__(self, process: EnvironmentProcess, settings: PlaySettings, counts: Counts) -> None:
-        super().__init__(settings.attempts, counts, None)
+        super().__init__(settings.attempts, counts)
         self._process, self._settings = process, settings
         self._causes = set[str]()  # of failures that were logged
         self._todo = deque[_Episode]()
@@ -111,9 +109,9 @@ class EnvironmentPlay(Schedule):
 
     def play(self, starts: Sequence[Start], sampler: Sampler, stop: Checks) -> list[Episode]:
         """Plays the episodes of tasks by their numbers; each is in the place of its start."""
-        self.sampler, self.stop = sampler, stop
+        self.sampler = sampler
         try:
-            return self.run(starts)
+            return self.run(starts, stop)
         finally:
             if self._playing:  # they would go on, and disturb what is played next
                 self._process.end()
@@ -135,7 +133,7 @@ class EnvironmentPlay(Schedule):
             each, number = self._todo.popleft(), next(_NUMBERS)
             self._playing[number] = each
             try:
-                self._process.start(self.check)
+                self._process.start(self.stop.check)
             except ProcessLost as lost:
                 self._lose("connection", str(lost))
                 break
@@ -175,16 +173,26 @@ class EnvironmentPlay(Schedule):
     def _take_turn(self, message: Mapping[str, Any]) -> None:
         """Begins to sample a turn of an episode, behind ids that were sampled before if it can."""
         each = self._playing.get(message["episode"])
+        if each is None:
+            self._answer(message, Failure("request", "the episode is over"))
+            return
+        calls = each.calls
         try:
             ids, follows = self._ids(message)
-            asked: Any = each.calls.ask(ids, message["sampling"]) if each else _UNKNOWN
+            request = calls.ask(ids, message["sampling"])
         except (InputError, KeyError, TypeError) as error:
-            asked = Failure("request", str(error))
-        if each is None or isinstance(asked, Failure):
-            self._answer(message, asked)
-        else:
-            arrived = partial(self._take_sampled, message, each, ids, follows)
-            self.speaking.append((asked, arrived))
+            request = Failure("request", str(error))
+        if isinstance(request, Failure):
+            self._answer(message, request)
+            return
+
+        def arrived(sampled: Sampled | Failure) -> None:
+            if isinstance(sampled, Sampled) and len(sampled.ids):
+                calls.turns.append(Turn(ids, *sampled, self.sampler.version))
+            if message["episode"] in self._playing:  # else its process was lost meanwhile
+                self._answer(message, sampled, prompt=ids.tolist(), follows=follows)
+
+        self.speaking.append((request, arrived))
 
     def _ids(self, asked: Mapping[str, Any]) -> tuple[np.ndarray, bool]:
         """The ids of a turn's messages, and whether they follow those of the turn before."""
@@ -242,19 +250,6 @@ class EnvironmentPlay(Schedule):
         playing, self._playing = self._playing, {}
         for each in playing.values():
             self._fail(each, cause, message)
-
-    def _take_sampled(
-        self,
-        message: Mapping[str, Any],
-        each: _Episode,
-        ids: np.ndarray,
-        follows: bool,
-        sampled: Sampled | Failure,
-    ) -> None:
-        if isinstance(sampled, Sampled) and len(sampled.ids):
-            each.calls.turns.append(Turn(ids, *sampled, self.sampler.version))
-        if message["episode"] in self._playing:  # else its process was lost meanwhile
-            self._answer(message, sampled, prompt=ids.tolist(), follows=follows)
 
     def _answer(
         self, message: Mapping[str, Any], sampled: Sampled | Failure, **fields: Any
@@ -368,10 +363,8 @@ def segments_of(
                 read += ids
                 continue
             trained.add(number)
-            observed, sampled = (
-                np.array(read + ids[:start], np.int32),
-                np.array(ids[start:], np.int32),
-            )
+            observed = np.array(read + ids[:start], np.int32)
+            sampled = np.array(ids[start:], np.int32)
             log_probs = np.array(node["log_probs"], np.float32)
             finish = STOP if ids[-1] in stop_ids else LENGTH
             turns.append(Turn(observed, sampled, log_probs, finish, version))

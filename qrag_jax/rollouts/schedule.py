@@ -53,7 +53,6 @@ class Counts:
     # for each turn where a server samples.
     batches: int = 0
     searches: int = 0  # that were done
-    shared: int = 0  # requests that another episode of the group had made already
     failed: int = 0  # episodes that failed, attempts that were repeated among them
     outside: int = 0  # sampled tokens that are no part of an episode
     lost: int = 0  # processes that were lost
@@ -73,14 +72,12 @@ class Schedule:
 
     Args:
         attempts: an episode that ends as `Failed` is played again, so often in all.
-        stop: is looked at all the while; None: it is set later.
     """
 
     sampler: Sampler  # of turns, if episodes ask for some
 
-    def __init__(self, attempts: int, counts: Counts, stop: Checks | None) -> None:
-        self.counts, self.stop = counts, stop
-        self._attempts = attempts
+    def __init__(self, attempts: int, counts: Counts) -> None:
+        self.counts, self._attempts = counts, attempts
         self._ready: deque[tuple[Playing, Any]] = deque()  # episodes that can go on, with the reply
         self._arrived: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
         # What is waited for beside all else, and where it goes.
@@ -104,8 +101,12 @@ class Schedule:
         """Starts collected requests if it is time; returns how many seconds nothing else may be."""
         raise NotImplementedError
 
-    def run(self, starts: Sequence[Any]) -> list[Any]:
-        """Plays episodes to their ends; each is in the place of its start."""
+    def run(self, starts: Sequence[Any], stop: Checks) -> list[Any]:
+        """Plays episodes to their ends; each is in the place of its start.
+
+        `stop` is looked at all the while.
+        """
+        self.stop = stop
         played: list[Any] = [None] * len(starts)
 
         def begin(place: int, attempt: int) -> None:
@@ -115,7 +116,7 @@ class Schedule:
             begin(place, 1)
         try:
             while self._ready or self.waits() or self.flying:
-                self.check()
+                stop.check()
                 while self._ready:
                     each, reply = self._ready.popleft()
                     try:
@@ -134,10 +135,6 @@ class Schedule:
             for future in self.flying:
                 future.cancel()
         return played
-
-    def check(self) -> None:
-        if self.stop is not None:
-            self.stop.check()
 
     def reply(self, playing: Playing, reply: Any) -> None:
         self._ready.append((playing, reply))

@@ -15,10 +15,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import math
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
@@ -36,7 +35,7 @@ from qrag_jax.llm.config import ServedConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome, Request
 from qrag_jax.llm.server.opening import Existing, server_of, started
-from qrag_jax.llm.server.publish import Published, Publisher, PublishError
+from qrag_jax.llm.server.publish import Publisher, PublishError, Weights
 from qrag_jax.llm.server.server import Server
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.lora import Adapted, attach, merge
@@ -137,22 +136,30 @@ class ServerSampler:
         return turn
 
 
-class ServedSettings(NamedTuple):
-    llm: ServedConfig
-    sampling: SamplingConfig  # of turns
-    lora: LoraConfig | None  # sizes of the adapters; None: all weights are trained
-    staleness: int  # K; K + 2 versions stay loaded
-
-
 class ServedPolicy:
     """The server, and what it serves. One thread at a time hands over and plays."""
 
     def __init__(
-        self, settings: ServedSettings, model: LoadedLanguageModel, speech: Speech, workdir: Path
+        self,
+        model: LoadedLanguageModel,
+        speech: Speech,
+        workdir: Path,
+        *,
+        llm: ServedConfig,
+        sampling: SamplingConfig,
+        lora: LoraConfig | None,
+        staleness: int,
     ) -> None:
+        """
+        Args:
+            sampling: of turns.
+            lora: sizes of the adapters; None: all weights are trained.
+            staleness: K; K + 2 versions stay loaded.
+        """
         products = model.model.trunk.precision.products
-        llm = settings.llm.serving(str(model.folder.absolute()), np.dtype(products).name)
-        self._settings, self._model, self._speech = settings._replace(llm=llm), model, speech
+        self._llm = llm.serving(str(model.folder.absolute()), np.dtype(products).name)
+        self._model, self._speech = model, speech
+        self._sampling, self._lora, self._staleness = sampling, lora, staleness
         self._closing = contextlib.ExitStack()
         self._seconds: list[float] = []  # of each hand-over, until the server's answer
         # All are there when the server answers.
@@ -167,7 +174,7 @@ class ServedPolicy:
                 self._publisher.republish()
 
         hooks: dict[str, Any] = {"log": log, "on_down": on_down, "on_up": on_up}
-        self._server = server_of(llm, workdir, jax.process_index(), **hooks)
+        self._server = server_of(self._llm, workdir, jax.process_index(), **hooks)
         self._client: Client | None = None
         # A server that runs for longer than this process must not see a name twice.
         self._own, self._tries = secrets.token_hex(3), 0
@@ -184,10 +191,10 @@ class ServedPolicy:
         from qrag_jax.llm.client import Client
 
         self._wait(stop)
-        settings, server = self._settings, self._server
-        config = settings.llm.client(server.url, server.name)
+        server = self._server
+        config = self._llm.client(server.url, server.name)
         self._publisher = publisher = self._closing.enter_context(
-            Publisher(server.url, server.name, config.api_key(), keep=settings.staleness + 2)
+            Publisher(server.url, server.name, config.api_key(), keep=self._staleness + 2)
         )
         # Our server, if it was restarted, is down until it has the weights again.
         is_ours = isinstance(server, Server)
@@ -212,13 +219,7 @@ class ServedPolicy:
 
     def sampler(self, weights: Versioned, stop: StopSignal) -> ServerSampler:
         """Samples by these weights; hands them over if they are not the ones served last."""
-        published = self._publish(weights.params, str(weights.updates), self.watch(stop))
-        return self._at(published)
-
-    def _at(self, published: Published) -> ServerSampler:
-        assert self._client is not None
-        how = self._settings.sampling, self._speech.scaffold.stop_ids
-        return ServerSampler(self._client.submit, *how, *published)
+        return self._published(weights.params, str(weights.updates), self.watch(stop))
 
     def bring_back(self, version: ServerSampler, stop: StopSignal) -> None:
         """Hands a version over again to a running server that was restarted by somebody else."""
@@ -236,19 +237,24 @@ class ServedPolicy:
                 log(str(error))
             pause(FIRST_PAUSE, watch)
 
-    def _publish(self, params: Params, version: str, watch: Checks) -> Published:
+    def _published(self, params: Params, version: str, watch: Checks) -> ServerSampler:
         """Hands weights over, unless they are served already; waits while the server is down."""
         publisher, seconds = self._publisher, FIRST_PAUSE
         assert publisher is not None
+        assert self._client is not None
         named = f"{version}.{self._own}."
-        if publisher.current.version.startswith(named):
-            return publisher.current
-        while True:
+        table, sizes = self._model.table, self._lora
+        while not (current := publisher.current).version.startswith(named):
             watch.check()
             self._tries += 1
-            began = time.monotonic()
+            began, arrays = time.monotonic(), jax.device_get(params)
+            source: Weights
+            if sizes is None:
+                source = tensors_from_params(table, arrays)
+            else:
+                source = partial(write_adapters, table=table, config=sizes, adapters=arrays)
             try:
-                published = self._handed(publisher, params, f"{named}{self._tries}")
+                publisher.publish(source, f"{named}{self._tries}")
             except PublishError as error:
                 if error.status in _REFUSED:
                     raise InputError(f"the server does not take the weights: {error}") from None
@@ -257,16 +263,8 @@ class ServedPolicy:
                 seconds = min(2 * seconds, LONGEST_PAUSE)
             else:
                 self._seconds.append(time.monotonic() - began)
-                return published
-
-    def _handed(self, publisher: Publisher, params: Params, version: str) -> Published:
-        table = self._model.table
-        arrays, sizes = jax.device_get(params), self._settings.lora
-        if sizes is None:
-            return publisher.publish(tensors_from_params(table, arrays), version)
-        return publisher.publish(
-            lambda folder: write_adapters(folder, table, sizes, arrays), version
-        )
+        stop_ids = self._speech.scaffold.stop_ids
+        return ServerSampler(self._client.submit, self._sampling, stop_ids, *current)
 
     # ---------------------------------------------------------------- the check
 
@@ -279,18 +277,17 @@ class ServedPolicy:
         `base` is that of adapters; None: all weights are trained. Returns the mean distance, in
         nats a token.
         """
-        self._check_tokenizer(prompts[0])
-        watch, temperature = self.watch(stop), self._settings.sampling.temperature
-        sizes, model = self._settings.lora, self._model.model
+        watch, temperature = self.watch(stop), self._sampling.temperature
+        sizes, model = self._lora, self._model.model
         played = params if sizes is None else _noisy(params, sizes)
-        published = self._publish(played, "check", watch)
+        sampler = self._published(played, "check", watch)
         most = min(_CHECKED_TOKENS, self._speech.turn)
         requests = [
             SampleRequest(ids, np.array([number, most], np.uint32), most)
             for number, ids in enumerate(prompts[:_CHECKED_TURNS])
         ]
         turns = list[Sampled]()
-        for future in self._at(published).submit(requests):
+        for future in sampler.submit(requests):
             while not wait([future], LOOK_EVERY / 10).done:
                 watch.check()
             found = future.result()
@@ -300,27 +297,12 @@ class ServedPolicy:
             turns.append(found)
         server = np.concatenate([turn.log_probs for turn in turns])
         drawn = [(ids, turn.ids) for ids, turn in zip(prompts, turns, strict=False)]
-        whole = merge(played, base)
-        trainer, at_one = turn_log_probs(model, whole, drawn, (temperature, 1.0))
-        bare = None if base is None else turn_log_probs(model, base, drawn, (temperature,))[0]
-        return check_log_probs(server, trainer, at_one, bare, temperature=temperature or 1.0)
-
-    def _check_tokenizer(self, ids: np.ndarray) -> None:
-        """Compares how both cut the text of a prompt, if the server tells."""
-        tokenizer = self._speech.tokenizer
-        text = tokenizer.decode(ids.tolist(), skip_special_tokens=False)
-        body = {"model": self._server.name, "prompt": text, "add_special_tokens": False}
-        reply = self._endpoint.post("/tokenize", body)
-        theirs = reply.json.get("tokens") if isinstance(reply.json, dict) else None
-        if reply.status != 200 or theirs is None:
-            return  # the comparison of log-probabilities notices most others
-        ours = tokenizer(text, add_special_tokens=False).input_ids
-        if list(ours) != list(theirs):
-            raise InputError(
-                f"the server has another tokenizer: it cuts a prompt into {len(theirs)} tokens "
-                f"that are not the {len(ours)} of {self._model.folder}; serve the folder of the "
-                "model that is trained."
-            )
+        trainer, at_one = turn_log_probs(model, merge(played, base), drawn, (temperature, 1.0))
+        others = {"at temperature 1": at_one}
+        if base is not None:
+            (bare,) = turn_log_probs(model, base, drawn, (temperature,))
+            others["without the adapters"] = bare
+        return check_log_probs(server, trainer, others)
 
 
 def _noisy(adapters: Params, sizes: LoraConfig) -> Any:
@@ -356,21 +338,17 @@ def read_turn(answer: Answer, most: int, stop_ids: Sequence[int]) -> Sampled | F
             "the server gave no token ids; start vLLM 0.10.2 or newer, which gives them where "
             "return_token_ids asks for them"
         )
-    elif len(log_probs) != len(ids):
-        problem = f"{len(log_probs)} log-probabilities of {len(ids)} tokens came; {_MODE}"
-    elif not all(_LEAST < value <= 1e-3 for value in log_probs):  # nor NaN
-        problem = f"the server gave values that are no log-probabilities of drawn tokens; {_MODE}"
+    # Also NaN is no log-probability.
+    elif len(log_probs) != len(ids) or not all(_LEAST < value <= 1e-3 for value in log_probs):
+        problem = f"the server gave no log-probabilities of {len(ids)} drawn tokens; {_MODE}"
     elif not all(0 <= number < 2**31 for number in ids) or len(ids) > most:
         problem = f"the server gave {len(ids)} tokens, {most} were asked for; use vLLM"
-    elif any(number in stop_ids for number in ids[:-1]):
+    elif any(number in stop_ids for number in ids[:-1]) or (
+        answer.finish_reason == STOP and ids[-1] not in stop_ids
+    ):
         problem = (
-            "the server went on behind a stop id; use one that follows stop_token_ids, as vLLM"
-        )
-    elif answer.finish_reason == STOP and ids[-1] not in stop_ids:
-        problem = (
-            f"the server ended the turn with token {ids[-1]}, which is none of the stop ids "
-            f"{', '.join(map(str, stop_ids)) or '(there are none)'}; use one that follows "
-            "ignore_eos and stop_token_ids, as vLLM"
+            f"the server did not end the turn at a stop id ({', '.join(map(str, stop_ids))}); use "
+            "one that follows ignore_eos and stop_token_ids, as vLLM"
         )
     if problem:
         return Failure("malformed", problem)
@@ -392,41 +370,31 @@ _ROUNDING = 1e-3  # nats a token; below it, nothing tells two temperatures apart
 
 
 def check_log_probs(
-    server: np.ndarray,
-    trainer: np.ndarray,
-    trainer_at_one: np.ndarray,
-    plain: np.ndarray | None = None,
-    *,
-    temperature: float,
+    server: np.ndarray, trainer: np.ndarray, others: Mapping[str, np.ndarray]
 ) -> float:
     """Compares log-probabilities of the same sampled tokens, in nats; use it on a first batch.
 
-    vLLM gives raw log-probabilities, those at temperature 1, unless it was set otherwise. Where
-    the policy is sure of most tokens, both kinds lie within the tolerance; so the server's are also
-    taken for raw if they are less than half as far from the trainer's at temperature 1. In the same
-    way a server is known that leaves out the adapters that were handed over to it.
+    vLLM gives raw log-probabilities, those at temperature 1, unless it was set otherwise, and some
+    servers leave out adapters. Where the policy is sure of most tokens, these lie within the
+    tolerance, too; so the server's must not be less than half as far from one of them.
 
-    All are `[S]`: of the server; of the trainer by the same weights at the temperature of sampling,
-    and at 1; and without adapters (None: all weights are trained). Returns the mean distance.
+    Args:
+        server: `[S]`, of the server.
+        trainer: `[S]`, of the trainer, by the same weights at the temperature of sampling.
+        others: `[S]` by name, of the trainer in other ways that a server may take.
+
+    Returns:
+        The mean distance between the two.
     """
-    distance, at_one = _distance(server, trainer), _distance(server, trainer_at_one)
-    without = math.inf if plain is None else _distance(server, plain)
-    if without < distance / 2 and distance > _ROUNDING:
+    distance = _distance(server, trainer)
+    wrong = {name: _distance(server, values) for name, values in others.items()}
+    is_other = distance > _ROUNDING and min(wrong.values()) < distance / 2
+    if is_other or not distance <= TOLERANCE:  # nor NaN
+        beside = ", ".join(f"{apart:.3g} from those {name}" for name, apart in wrong.items())
         raise InputError(
-            f"the server answers without the adapters that were handed over: it is {distance:.3g} "
-            f"nats a token from the trainer with them, and {without:.3g} from the trainer without; "
-            "use a vLLM that has LoRA for this model, or set config.sampling.engine to device."
-        )
-    if at_one < distance / 2 and distance > _ROUNDING and at_one <= TOLERANCE:
-        raise InputError(
-            f"the server gives raw log-probabilities: they are {distance:.3g} nats a token from "
-            f"the trainer's at the temperature {temperature:g}, and {at_one:.3g} at 1; {_MODE}."
-        )
-    if not distance <= TOLERANCE:  # nor NaN
-        raise InputError(
-            f"the server's log-probabilities are {distance:.3g} nats a token from the trainer's, "
-            f"more than {TOLERANCE:g}; serve the model's folder that is trained, with its "
-            "tokenizer, and sample by the version that was published last."
+            f"the server's log-probabilities are {distance:.3g} nats a token from the trainer's "
+            f"({beside}); serve the folder of the model that is trained by a vLLM that has LoRA "
+            f"for it, and {_MODE}, or set config.sampling.engine to device."
         )
     return distance
 

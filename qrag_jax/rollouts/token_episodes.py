@@ -68,6 +68,7 @@ from qrag_jax.runtime.interrupt import LOOK_EVERY, Stopped
 
 # Playing again, even later, does not change these.
 HOPELESS = (*PERMANENT, NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE)
+GATHER = 0.02  # seconds in which further searches may join a batch
 
 Search = Callable[[Sequence[Ask]], Sequence[Found | Failure]]
 
@@ -135,7 +136,7 @@ class AgentRollout(Schedule):
         attempts: an episode that breaks is played again, so often in all.
         sampler: of the policy's turns; `speech` is between them and text.
         library: what the tools read.
-        search: the policy's; a search waits for those of other episodes for `gather` seconds.
+        search: the policy's; a search waits for those of other episodes for `GATHER` seconds.
         model: the language model of a server.
     """
 
@@ -150,11 +151,10 @@ class AgentRollout(Schedule):
         speech: Speech | None = None,
         library: Library | None = None,
         search: Search | None = None,
-        gather: float = 0.02,
         model: Asks | None = None,
     ) -> None:
-        super().__init__(attempts, counts or Counts(), stop)
-        self._agent, self._gather, self._model = agent, gather, model
+        super().__init__(attempts, counts or Counts())
+        self._agent, self._stop, self._model = agent, stop, model
         parts: tuple[Any, ...] = sampler, speech, library, search
         self.sampler, self._speech, self._library, self._search = parts
         # What depends on a question alone, by group and request: outcomes, and who waits for one.
@@ -168,7 +168,7 @@ class AgentRollout(Schedule):
         """Plays the episodes side by side; each is returned in the place of its start."""
         self._known.clear()
         with ThreadPoolExecutor(1, thread_name_prefix="search") as self._thread:
-            return self.run(starts)
+            return self.run(starts, self._stop)
 
     def episode(self, start: Start, attempt: int) -> Generator[Any, Any, Episode]:
         """Asks for what `take` knows."""
@@ -275,7 +275,7 @@ class AgentRollout(Schedule):
 
     def _retrieve(self) -> float:
         """Searches if that has waited long enough, or nothing else is waited for."""
-        left = self._gather - (time.monotonic() - self._since)
+        left = GATHER - (time.monotonic() - self._since)
         if not self._retrieving:
             return LOOK_EVERY
         if self.flying and left > 0:
@@ -293,10 +293,8 @@ class AgentRollout(Schedule):
         if self._model is None:
             raise InputError("config.agent asks a language model, and config.llm names none.")
         if name in self._known:
-            self.counts.shared += 1
             self.reply(playing, self._known[name])
         elif name in self._sharing:
-            self.counts.shared += 1
             self._sharing[name].append(playing)
         else:
             self.counts.turns += 1

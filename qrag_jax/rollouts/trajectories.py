@@ -152,28 +152,33 @@ class TokenBatch(NamedTuple):
     scored: np.ndarray  # bool `[N]`, whether it has any
 
 
-class BatchRules(NamedTuple):
-    members: int  # G, episodes of one group
-    parts: tuple[str, ...]  # names of the parts of the reward, in the order of the policy's weights
-    # "masked": an episode that was cut off is not learned from and is no part of its group's mean;
-    # "scored": it is like any other
-    truncated: str
-    longest: int  # most tokens of a row
-
-
-def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> TokenBatch:
+def token_batch(
+    trajectories: Sequence[TokenTrajectory],
+    *,
+    members: int,
+    parts: Sequence[str],
+    truncated: str,
+    longest: int,
+) -> TokenBatch:
     """The arrays of a batch: rows of neighbouring episodes, whose groups are neighbours.
 
     Rows of a group that begin with the same ids share them, up to the first sampled one.
+
+    Args:
+        members: G, episodes of one group.
+        parts: names of the parts of the reward, in the order of the policy's weights.
+        truncated: "masked": an episode that was cut off is not learned from and is no part of its
+            group's mean; "scored": it is like any other.
+        longest: most tokens of a row.
     """
-    is_masked = {TRUNCATED} if rules.truncated == MASKED else set[str]()
+    is_masked = {TRUNCATED} if truncated == MASKED else set[str]()
     scored = np.array(
         [not each.failed and each.status not in is_masked for each in trajectories], bool
     )
-    rewards = np.zeros((len(trajectories), len(rules.parts)), np.float32)
+    rewards = np.zeros((len(trajectories), len(parts)), np.float32)
     for place, each in enumerate(trajectories):
         if scored[place]:
-            rewards[place] = [each.parts[name] for name in rules.parts]
+            rewards[place] = [each.parts[name] for name in parts]
     rows = [
         (number, segment)
         for number, each in enumerate(trajectories)
@@ -181,10 +186,10 @@ def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> T
         if segment
     ]
     lengths = [sum(len(t.observed) + len(t.sampled) for t in segment) for _, segment in rows]
-    if (longest := max(lengths, default=1)) > rules.longest:
-        raise ValueError(f"a row has {longest} tokens; {rules.longest} is the most")
+    if (length := max(lengths, default=1)) > longest:
+        raise ValueError(f"a row has {length} tokens; {longest} is the most")
     # One row at least, so that a batch whose episodes have all failed has a shape.
-    shape = max(len(rows), 1), longest
+    shape = max(len(rows), 1), length
     batch = TokenBatch(
         tokens=np.zeros(shape, np.int32),
         lengths=np.zeros(shape[0], np.int32),
@@ -209,7 +214,7 @@ def token_batch(trajectories: Sequence[TokenTrajectory], rules: BatchRules) -> T
             batch.sampler_log_probs[row, start:end] = turn.log_probs
         batch.loss_mask[row] = batch.log_prob_mask[row] & scored[number]
         batch.episode[row] = number
-        leader = leaders.setdefault(number // rules.members, row)
+        leader = leaders.setdefault(number // members, row)
         both = [leader, row]
         equal = batch.tokens[leader] == batch.tokens[row]
         equal &= ~batch.log_prob_mask[both].any(axis=0)

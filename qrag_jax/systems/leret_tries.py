@@ -419,5 +419,5 @@ def lesson_batch(
         for segment in queries
     ]
     return trajectories.token_batch(
-        rows, trajectories.BatchRules(len(lessons[0]), (), trajectories.SCORED, room)
+        rows, members=len(lessons[0]), parts=(), truncated=trajectories.SCORED, longest=room
     )

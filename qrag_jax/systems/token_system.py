@@ -42,7 +42,7 @@ from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.experience import AgentExperience, Drawn, Experience, Playing, QuestionOrder
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.served_policy import ServedPolicy, ServedSettings, Versioned
+from qrag_jax.rollouts.served_policy import ServedPolicy, Versioned
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.token_episodes import (
     AgentRollout,
@@ -58,7 +58,6 @@ from qrag_jax.rollouts.token_episodes import (
 from qrag_jax.rollouts.trajectories import (
     DONE,
     STOP,
-    BatchRules,
     TokenBatch,
     TokenTrajectory,
     Turn,
@@ -560,9 +559,15 @@ def open_token_system(
     with contextlib.ExitStack() as stack:
         served = None
         if config.llm is not None and not dry:
-            sizes = config.model.lora.sizes
-            sampler = ServedSettings(config.llm, config.sampling, sizes, config.staleness)
-            served = ServedPolicy(sampler, inputs.model, inputs.speech, run.workdir)
+            served = ServedPolicy(
+                inputs.model,
+                inputs.speech,
+                run.workdir,
+                llm=config.llm,
+                sampling=config.sampling,
+                lora=config.model.lora.sizes,
+                staleness=config.staleness,
+            )
             stack.enter_context(served.open())
         # Checkpoints are asked for when they are needed, not made by a start that fails.
         keep, placed = lambda *stage: run.checkpoints.save_stage(*stage), devices is None
@@ -681,8 +686,10 @@ class BatchSystem(TokenSystem[Config]):
     def _arrays(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the host."""
         members, room = stage.policy.config.members, self.config.sampling.room
-        rules = BatchRules(members, (REWARD,), self.config.played.truncated, room)
-        batch = token_batch(trajectories, rules)
+        truncated = self.config.played.truncated
+        batch = token_batch(
+            trajectories, members=members, parts=(REWARD,), truncated=truncated, longest=room
+        )
         return token_episodes(stage.policy, batch, self.block_shape(batch, members))
 
     def _longest(self, stage: Stage) -> Any:

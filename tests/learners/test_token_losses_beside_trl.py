@@ -41,7 +41,7 @@ from qrag_jax.learners.state import Critic
 from qrag_jax.learners.token_policy import BlockPasses
 from qrag_jax.learners.token_update import action_loss, make_token_update, token_episodes
 from qrag_jax.rollouts.token_blocks import choose_shape
-from qrag_jax.rollouts.trajectories import MASKED, BatchRules, TokenTrajectory, token_batch
+from qrag_jax.rollouts.trajectories import MASKED, TokenTrajectory, token_batch
 from tests.rollouts.token_setup import CUT_OFF, NO_WEIGHT, PAIRS, made_pairs
 from tests.support import decoders
 from tests.support.decoders import EQUAL_LOSS, TEMPERATURE, by_name, given_tokens, policy_of
@@ -75,7 +75,9 @@ class Ours:
         self.folder = folder
         self.loaded = decoders.decoder(folder, decoders.Size(vocab=260, layers=2))
         self.stored = [TokenTrajectory.from_json(each) for each in json.loads(STORED.read_text())]
-        self.batch = token_batch(self.stored, BatchRules(MEMBERS, (PART,), MASKED, longest=128))
+        self.batch = token_batch(
+            self.stored, members=MEMBERS, parts=(PART,), truncated=MASKED, longest=128
+        )
         draw = np.random.default_rng(0)
 
         def moved(leaf: Any) -> np.ndarray:

@@ -48,7 +48,10 @@ def play(given: dict[str, Any], asked: dict[str, Any]) -> None:
         failure = {"cause": cause, "message": message or f"the environment is {cause}"}
         say("played", episode=episode, seconds=0.0, failure=failure)
 
-    messages = [{"role": "user", "content": f"Question {task}?"}]
+    content: Any = f"Question {task}?"
+    if does == "image":
+        content = [{"type": "image_url", "image_url": {"url": "x"}}]
+    messages = [{"role": "user", "content": content}]
 
     def turn(before: Any = None, *tail: dict[str, str]) -> dict[str, Any]:
         asked = {"messages": messages, "tools": [], "before": before, "tail": tail}

@@ -41,10 +41,6 @@ KEY = np.array([1, 2], np.uint32)
 LIMITS = PlaySettings(turn=200, room=4000, tokens=0, temperature=1.0, renderer=RENDERER)
 
 
-def tokens(text: str) -> np.ndarray:
-    return np.array(TOKENIZER(text, add_special_tokens=False).input_ids, np.int32)
-
-
 # ---------------------------------------------------------------- the turns of an episode
 
 
@@ -92,6 +88,11 @@ def test_turns_have_limits_keys_and_the_runs_distribution() -> None:
     assert len({*map(tuple, keys)}) == 3
     other: Any = EpisodeCalls(LIMITS, KEY).ask(two, {})
     assert other.key.tolist() == keys[2]
+
+
+def test_a_mark_in_a_text_ends_no_turn() -> None:
+    ids = RENDERER.opening([{"role": "user", "content": "before <|im_end|> after"}])
+    assert ids.tolist().count(TOKENIZER.eos_token_id) == 1
 
 
 # ---------------------------------------------------------------- an environment's process
@@ -170,8 +171,8 @@ def test_a_failed_episode_is_played_again(plays: Callable[..., Plays]) -> None:
 
 def test_a_failure_is_a_value(plays: Callable[..., Plays], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(environment_play, "_GRACE", 0.2)
-    causes = {"hang": "timeout"}
-    for does in ("raised", "no_number", "hang"):
+    causes = {"hang": "timeout", "image": "connection"}
+    for does in ("raised", "no_number", "hang", "image"):
         (episode,) = plays(does, seconds=0.2 * (does == "hang")).play(0)
         assert isinstance(episode.ended, Failed)
         assert (episode.ended.cause, episode.attempts) == (causes.get(does, does), 2)
@@ -191,32 +192,6 @@ def test_the_models_time_does_not_count_for_the_environment(
     sample, late.sampler.submit = late.sampler.submit, submit
     assert all(isinstance(episode.ended, Scored) for episode in late.play(0, 1))
     assert late.counts.lost == 0
-
-
-def test_turns_without_ids_or_episode_are_refused(plays: Callable[..., Plays]) -> None:
-    other = plays("chat")
-    play = environment_play.EnvironmentPlay(other.process, other.settings, other.counts)
-    said = list[dict[str, Any]]()
-    other.process.say = lambda op, **fields: said.append(fields)  # type: ignore[assignment]
-    asked = {"call": 5, "episode": 0, "tools": [], "before": None, "tail": [], "sampling": {}}
-    for content in ("x", "half a pair \ud800", [{"type": "image_url", "image_url": {"url": "x"}}]):
-        play._take_turn({**asked, "messages": [{"role": "user", "content": content}]})
-    assert [each["status"] for each in said] == [400] * 3
-
-
-def test_messages_become_ids(plays: Callable[..., Plays]) -> None:
-    other = plays("chat")
-    play = environment_play.EnvironmentPlay(other.process, other.settings, other.counts)
-    messages = [{"role": "user", "content": "before <|im_end|> after"}]
-    asked = {"messages": messages, "tools": [], "before": None, "tail": messages}
-    ids, follows = play._ids(asked)
-    assert not follows
-    assert ids.tolist() == RENDERER.opening(messages).tolist()
-    assert ids.tolist().count(TOKENIZER.eos_token_id) == 1  # a mark in a text ends no turn
-    said, tail = tokens("yes<|im_end|>"), [{"role": "tool", "tool_call_id": "x", "content": "x"}]
-    ids, follows = play._ids(asked | {"before": ([1, 2], said.tolist()), "tail": tail})
-    assert follows
-    assert ids.tolist() == [1, 2, *said.tolist(), *RENDERER.after(said, tail)]  # type: ignore[misc]
 
 
 def test_an_environment_that_cannot_be_used_is_refused(

@@ -21,7 +21,6 @@ from qrag_jax.rollouts.trajectories import (
     MASKED,
     SCORED,
     TRUNCATED,
-    BatchRules,
     TokenTrajectory,
     Turn,
     token_batch,
@@ -103,7 +102,8 @@ def test_episodes_go_to_other_hosts_to_the_last_bit() -> None:
 @pytest.mark.parametrize("truncated", [MASKED, SCORED])
 def test_each_sampled_token_is_in_one_row(truncated: str) -> None:
     played = episodes()
-    batch = token_batch(played, BatchRules(3, ("reward", "em"), truncated, longest=20))
+    how: Any = {"members": 3, "parts": ("reward", "em"), "truncated": truncated, "longest": 20}
+    batch = token_batch(played, **how)
     row = 0
     for number, item in enumerate(played):
         is_scored = item.status == DONE or (item.status == TRUNCATED and truncated == SCORED)
@@ -129,9 +129,9 @@ def test_each_sampled_token_is_in_one_row(truncated: str) -> None:
             row += 1
     assert row == len(batch.tokens)
     with pytest.raises(ValueError):
-        token_batch(played, BatchRules(3, ("reward",), truncated, longest=12))
+        token_batch(played, **how | {"longest": 12})
     failed = [TokenTrajectory(1, member, 2, (), "server") for member in range(3)]
-    nothing = token_batch(failed, BatchRules(3, ("reward",), MASKED, longest=20))
+    nothing = token_batch(failed, **how)
     assert nothing.episode.tolist() == [3]  # a row of padding
     assert not nothing.log_prob_mask.any()
     # Rows share what none of them sampled: 0 to 2 of a group, 3 and 4 of one episode, 5 of another.

@@ -184,12 +184,11 @@ class PolicyServer:
         """Forgets what it was asked, and all that it was told to do otherwise."""
         self.change, self.before, self.is_raw = lambda request, choice: None, lambda: None, False
         self.asked, self.loaded, self.unloaded = [], {}, []
-        self.tokenizer = self._tokenizer
 
     def __post_init__(self) -> None:
         result = load_language_model(self.folder)
         self._table = DECODERS[result.model_config["model_type"]].table
-        self._tokenizer = self.tokenizer = result.tokenizer
+        self._tokenizer = result.tokenizer
         self._model, self._base = result.model, result.params
         self._samplers: dict[tuple[float, tuple[int, ...]], DeviceSampler] = {}
         self._lock = threading.Lock()
@@ -210,9 +209,6 @@ class PolicyServer:
             match call.path:
                 case "/v1/models":
                     return 200, {"data": [{"id": name} for name in (self.name, *self.loaded)]}
-                case "/tokenize":
-                    ids = self.tokenizer(body["prompt"], add_special_tokens=False).input_ids
-                    return 200, {"tokens": ids, "count": len(ids)}
                 case "/v1/load_lora_adapter":
                     return self._load(body["lora_name"], Path(body["lora_path"]))
                 case "/v1/unload_lora_adapter":
