@@ -1,7 +1,8 @@
-"""A table of text embeddings: one row for each DISTINCT text, shared by all documents.
+"""Embeddings of texts: one tower over rows of tokens, and a table of one row per DISTINCT text.
 
-Texts are tokenised, sorted by length and embedded in groups of two static sizes, so nothing
-recompiles. Memory grows with (distinct texts × embedding width), never with tokens.
+Rows are packed into blocks and embedded in groups of two static sizes, so nothing recompiles. The
+table is shared by all documents; memory grows with (distinct texts × embedding width), never with
+tokens.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ import hashlib
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows
@@ -28,7 +29,7 @@ from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.mesh import BATCH_AXES, replicate
 from qrag_jax.runtime.platform import Platform, compiler_options
 
-GROUP, SMALL_GROUP = 8192, 512  # texts embedded by one call; the small size if it is enough
+GROUP, SMALL_GROUP = 8192, 512  # rows embedded by one call; the small size if it is enough
 DIGEST = 16  # bytes of a text's digest
 
 Embed = Callable[[Params, np.ndarray, np.ndarray], jax.Array]
@@ -74,101 +75,6 @@ def padded_rows(
     return tokens, lengths
 
 
-class TextTable:
-    """A table of embeddings, which grows when new texts are asked for.
-
-    Args:
-        row_tokens: length of the longest row, special tokens counted; longer texts are cut.
-        store: keeps embeddings between processes; None: nothing is kept.
-    """
-
-    def __init__(
-        self,
-        mesh: Mesh,
-        encoder: TextEncoder,
-        tokenizer: TextTokenizer,
-        embed: Embed,
-        params: Params,
-        *,
-        row_tokens: int,
-        store: EmbeddingFiles | None = None,
-    ) -> None:
-        self.embedded = 0  # texts that were embedded here
-        self.seconds = 0.0  # that it took
-        self._mesh, self._encoder, self._tokenizer = mesh, encoder, tokenizer
-        self._embed, self._params, self._row_tokens = embed, params, row_tokens
-        self._store = store
-        self._row_of: dict[bytes, int] = {}  # by digest: the texts themselves would take memory
-        self._rows = 0
-        everywhere = NamedSharding(mesh, PartitionSpec())
-        self._put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
-        self._double = jax.jit(_double, out_shardings=everywhere)
-        self._table = replicate(mesh, np.zeros((2 * GROUP, encoder.width), np.float32))
-        for digests, embeddings in store.load() if store else ():
-            self._append(digests, embeddings)
-
-    def __len__(self) -> int:
-        return self._rows
-
-    @property
-    def array(self) -> jax.Array:
-        """The embeddings on every device, `[N, D]` float32; N doubles when `len` comes near it.
-
-        Embedding another text makes this array invalid: read it after `rows_of`.
-        """
-        return self._table
-
-    def rows_of(self, texts: Sequence[str]) -> np.ndarray:
-        """The row index of each text, `[n]` int32; texts that have no row yet are embedded."""
-        digests = [hashlib.blake2b(each.encode(), digest_size=DIGEST).digest() for each in texts]
-        missing = {d: t for d, t in zip(digests, texts, strict=True) if d not in self._row_of}
-        started = time.perf_counter()
-        for start in range(0, len(missing), GROUP):
-            self._add(dict(itertools.islice(missing.items(), start, start + GROUP)))
-        self.seconds += time.perf_counter() - started
-        return np.fromiter((self._row_of[digest] for digest in digests), np.int32, len(texts))
-
-    def _add(self, texts: dict[bytes, str]) -> None:
-        """Embeds up to `GROUP` texts, by digest."""
-        encoder, opening = self._encoder, self._encoder.chunk_opening
-        kept = self._row_tokens - len(opening) - 1
-        encoded = self._tokenizer.encode(list(texts.values()))
-        rows = [[*opening, *ids[:kept], encoder.sep_id] for ids in encoded]
-        shape = _group_size(len(rows)), self._row_tokens
-        padded = padded_rows(rows, shape, self._mesh.size, encoder.pad_id)
-        embeddings = np.asarray(self._embed(self._params, *padded))[: len(rows)]
-        digests = list(texts)
-        self._append(digests, embeddings)
-        self.embedded += len(rows)
-        if self._store:
-            self._store.add(digests, embeddings)
-
-    def _append(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
-        rows = np.zeros((_group_size(len(digests)), embeddings.shape[1]), np.float32)
-        rows[: len(digests)] = embeddings
-        # The padding of the group lies behind the last row; the next group overwrites it.
-        while len(self._table) < self._rows + len(rows):
-            self._table = self._double(self._table)
-        self._table = self._put(self._table, rows, np.int32(self._rows))
-        self._row_of |= {digest: self._rows + i for i, digest in enumerate(digests)}
-        self._rows += len(digests)
-
-
-def _group_size(count: int) -> int:
-    return GROUP if count > SMALL_GROUP else SMALL_GROUP
-
-
-def _put(table: jax.Array, rows: jax.Array, start: jax.Array) -> jax.Array:
-    return jax.lax.dynamic_update_slice(table, rows, (start, np.int32(0)))
-
-
-def _double(table: jax.Array) -> jax.Array:
-    return jnp.concatenate([table, jnp.zeros_like(table)])
-
-
-# ---------------------------------------------------------------- one tower, a few rows at a time
-
-TOWER_GROUP = 512  # rows embedded by one call
 # Questions alone are much shorter than states: with blocks of their own they are embedded in a
 # third of the time. Rows of up to `SHORT` tokens have these.
 SHORT = 64
@@ -179,12 +85,14 @@ _SIZES, _SHORT_SIZES = 2, 3  # of blocks: a single question should not fill a la
 class MeshTower:
     """One tower, as `retrieval.towers.RowEncoder`.
 
-    Rows are packed into blocks and split over the mesh. There is a program for short rows and one
-    for all others; each is compiled at its first call and never again.
+    Rows are packed into blocks and split over the mesh. Of rows whose lengths are not known before,
+    a few come at a time; there is a program for short ones and one for all others. Each program is
+    compiled at its first call and never again.
 
     Args:
         number: the tower's index on that axis; None: there is one tower.
         row_tokens: length of the longest row, special tokens counted.
+        blocks: for all rows, of which many may come at a time; None: nothing is known of the rows.
     """
 
     def __init__(
@@ -196,20 +104,27 @@ class MeshTower:
         *,
         number: int | None,
         row_tokens: int,
+        blocks: Blocks | None = None,
     ) -> None:
+        program = partial(make_embed, mesh, shardings, encoder, tower=number)
         platform = Platform.of(mesh)
 
-        def program(shorter: int, longest: int, sizes: int) -> Embed:
+        def alike(shorter: int, longest: int, sizes: int) -> Blocks:
             """For rows of more than `shorter` tokens, all lengths as likely."""
             wanted = np.arange(longest + 1) > shorter
-            blocks = blocks_of(wanted, _LENGTHS, platform=platform, sizes=sizes)
-            return make_embed(mesh, shardings, encoder, blocks, number)
+            return blocks_of(wanted, _LENGTHS, platform=platform, sizes=sizes)
 
-        short = min(SHORT, row_tokens)
         # Of rows of more than so many and at most so many tokens.
-        self._programs = [(0, short, program(0, short, _SHORT_SIZES))]
-        if row_tokens > short:
-            self._programs.append((short, row_tokens, program(short, row_tokens, _SIZES)))
+        self._programs: list[tuple[int, int, Embed]]
+        if blocks is not None:
+            self._programs = [(0, row_tokens, program(blocks))]
+        else:
+            short = min(SHORT, row_tokens)
+            self._programs = [(0, short, program(alike(0, short, _SHORT_SIZES)))]
+            if row_tokens > short:
+                others = program(alike(short, row_tokens, _SIZES))
+                self._programs.append((short, row_tokens, others))
+        self._many = blocks is not None
         self._encoder, self._params = encoder, params
         self._row_tokens, self._devices = row_tokens, mesh.size
 
@@ -225,12 +140,95 @@ class MeshTower:
         if len(rows) and lengths.max() > self._row_tokens:
             raise ValueError(f"a row of {lengths.max()} tokens is longer than {self._row_tokens}")
         found = np.zeros((len(rows), self._encoder.width), np.float32)
+        most = GROUP if self._many else SMALL_GROUP
         for shorter, longest, embed in self._programs:
             (places,) = np.nonzero((lengths > shorter) & (lengths <= longest))
-            for first in range(0, len(places), TOWER_GROUP):
-                part = places[first : first + TOWER_GROUP]
-                shape = (TOWER_GROUP, longest)
+            for first in range(0, len(places), most):
+                part = places[first : first + most]
+                shape = (_group_size(len(part)), longest)
                 own = [rows[i] for i in part]
                 given = padded_rows(own, shape, self._devices, self._encoder.pad_id)
                 found[part] = np.asarray(embed(self._params, *given))[: len(part)]
         return found
+
+
+class TextTable:
+    """A table of embeddings, which grows when new texts are asked for.
+
+    Args:
+        embed: texts → float32 `[texts, D]`.
+        store: keeps embeddings between processes; None: nothing is kept.
+    """
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        embed: Callable[[Sequence[str]], np.ndarray],
+        store: EmbeddingFiles | None = None,
+    ) -> None:
+        self.embedded = 0  # texts that were embedded here
+        self.seconds = 0.0  # that it took
+        self._mesh, self._embed, self._store = mesh, embed, store
+        self._row_of: dict[bytes, int] = {}  # by digest: the texts themselves would take memory
+        self._rows = 0  # two files of a store may have the same text, which then has two
+        self._table: jax.Array | None = None  # None: it has no rows yet
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        self._put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
+        self._double = jax.jit(_double, out_shardings=everywhere)
+        for digests, embeddings in store.load() if store else ():
+            self._append(digests, embeddings)
+
+    def __len__(self) -> int:
+        return self._rows
+
+    @property
+    def array(self) -> jax.Array:
+        """The embeddings on every device, `[N, D]` float32; N doubles when `len` comes near it.
+
+        Embedding another text makes this array invalid: read it after `rows_of`.
+        """
+        assert self._table is not None
+        return self._table
+
+    def rows_of(self, texts: Sequence[str]) -> np.ndarray:
+        """The row index of each text, `[n]` int32; texts that have no row yet are embedded."""
+        digests = [hashlib.blake2b(each.encode(), digest_size=DIGEST).digest() for each in texts]
+        missing = {d: t for d, t in zip(digests, texts, strict=True) if d not in self._row_of}
+        started = time.perf_counter()
+        for start in range(0, len(missing), GROUP):
+            self._add(dict(itertools.islice(missing.items(), start, start + GROUP)))
+        self.seconds += time.perf_counter() - started
+        return np.fromiter((self._row_of[digest] for digest in digests), np.int32, len(texts))
+
+    def _add(self, texts: dict[bytes, str]) -> None:
+        """Embeds up to `GROUP` texts, by digest."""
+        digests, embeddings = list(texts), self._embed(list(texts.values()))
+        self._append(digests, embeddings)
+        self.embedded += len(texts)
+        if self._store:
+            self._store.add(digests, embeddings)
+
+    def _append(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
+        count, first = len(digests), self._rows
+        rows = np.zeros((_group_size(count), embeddings.shape[1]), np.float32)
+        rows[:count] = embeddings
+        if self._table is None:
+            self._table = replicate(self._mesh, np.zeros((2 * GROUP, rows.shape[1]), np.float32))
+        # The padding of the group lies behind the last row; the next group overwrites it.
+        while len(self._table) < first + len(rows):
+            self._table = self._double(self._table)
+        self._table = self._put(self._table, rows, np.int32(first))
+        self._row_of |= {digest: first + i for i, digest in enumerate(digests)}
+        self._rows += count
+
+
+def _group_size(count: int) -> int:
+    return GROUP if count > SMALL_GROUP else SMALL_GROUP
+
+
+def _put(table: jax.Array, rows: jax.Array, start: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_update_slice(table, rows, (start, np.int32(0)))
+
+
+def _double(table: jax.Array) -> jax.Array:
+    return jnp.concatenate([table, jnp.zeros_like(table)])

@@ -33,6 +33,7 @@ from qrag_jax.metrics.row_log import RowLog, record_path
 from qrag_jax.metrics.rows import RETRIEVALS, Row, log_name
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
+from qrag_jax.retrieval.towers import RowForm, Towers
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import CHUNK, Actor, check_fit
@@ -45,7 +46,7 @@ from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.runtime.whole_files import write_json, write_whole
 from qrag_jax.systems import scoring
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.saved_run import SavedRun, training_seconds, weights_digest
+from qrag_jax.systems.saved_run import SavedRun, mesh_towers, training_seconds, weights_digest
 
 DATA = ("data.", "eval.path")  # fields that say what is evaluated on
 _PART = 16  # batches written together
@@ -249,10 +250,20 @@ def beam_search(
         }
         folder = embeddings / encoder_key(encoder.tower(params, CHUNK), made_by)
         store = EmbeddingFiles(folder, encoder.width)
-    how: Any = {"tokenizer": tokenizer, "config": config.beam, "store": store}
-    how["batch_size"] = config.eval.batch_size
-    how["max_question_tokens"] = questions
-    return BeamSearch(run.mesh, run.shardings, actor, params, **how)
+    form = RowForm(
+        encoder.state_opening,
+        encoder.chunk_opening,
+        encoder.sep_id,
+        max_question_tokens=questions,
+        max_chunk_tokens_in_state=in_state,
+        state_tokens=questions + others,
+        chunk_tokens=rollout.max_chunk_tokens,
+        max_chunks=rollout.max_steps - 1,
+    )
+    blocks = actor.block_shapes.states, actor.block_shapes.chunks
+    both = mesh_towers(run.mesh, run.shardings, [encoder] * 2, params, form, blocks)
+    towers, size = Towers(tokenizer, form, *both), config.eval.batch_size
+    return BeamSearch(run.mesh, towers, rollout, config.beam, batch_size=size, store=store)
 
 
 # ---------------------------------------------------------------- documents of several lengths

@@ -30,6 +30,7 @@ from qrag_jax.learners import placement
 from qrag_jax.metrics.facts import FULL_BUDGET, table
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.compute.rope import THETA
 from qrag_jax.models.files import sentence_transformers
@@ -208,7 +209,7 @@ def of_run(workdir: Path, checkpoint: str = "", dtype: str = "") -> Backend:
     config = retriever_config(run, workdir / "not exported", threshold)
     state, chunk = towers(run.loaded, run.config)
     form = form_of(config, state.opening, chunk.opening)
-    both = _mesh_towers(run.mesh, run.shardings, [run.loaded.encoder] * 2, params, form)
+    both = mesh_towers(run.mesh, run.shardings, [run.loaded.encoder] * 2, params, form)
     passages = PassageEncoder.of_run(run, params)
     return Backend(
         config,
@@ -229,19 +230,21 @@ def exported_towers(
     )
     shardings = placement.params_shardings(mesh, state.trunk.partition_rules(), state.stored)
     params = placement.both_towers(shardings, state.stored, chunk.stored)
-    return _mesh_towers(mesh, shardings, [state.encoder, chunk.encoder], params, form)
+    return mesh_towers(mesh, shardings, [state.encoder, chunk.encoder], params, form)
 
 
-def _mesh_towers(
+def mesh_towers(
     mesh: Mesh,
     shardings: Any,
     encoders: Sequence[TextEncoder],
     params: Params | Adapted,
     form: RowForm,
+    blocks: Sequence[Blocks | None] = (None, None),
 ) -> Iterator[MeshTower]:
-    """The towers of states and of chunks, whose parameters are stacked."""
+    """The towers of states and of chunks, whose parameters are stacked; `blocks`: see MeshTower."""
     for number, tokens in ((STATE, form.state_tokens), (CHUNK, form.chunk_tokens)):
-        yield MeshTower(mesh, shardings, encoders[number], params, number=number, row_tokens=tokens)
+        how: Any = {"number": number, "row_tokens": tokens, "blocks": blocks[number]}
+        yield MeshTower(mesh, shardings, encoders[number], params, **how)
 
 
 def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 from collections.abc import Sequence
@@ -12,70 +11,23 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.sample import Sample
-from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import multi_step
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
 from qrag_jax.retrieval.paths import Path as Way
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.retrieval.towers import RowForm, Towers
 from qrag_jax.retrieval.vectors import ScanIndex
 from qrag_jax.rollouts.beam_search import BeamSearch
-from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, RolloutConfig
-from qrag_jax.rollouts.text_table import MeshTower
+from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime.retriever_config import Search
 from tests.devices import mesh_of
-from tests.episodes_maker import towers as two_towers
 from tests.retrieval.small_corpus import ListedCorpus, of_texts, positions
-from tests.rollouts.play_setup import (
-    QUESTION_TOKENS,
-    ROW_TOKENS,
-    block_shapes,
-    loaded,
-    planned,
-    sample,
-    shardings,
-)
+from tests.rollouts.play_setup import KINDS, ROLLOUT, planned, sample, towers_of
 
-ROLLOUT = RolloutConfig(
-    max_steps=3,
-    never_terminate=True,
-    sort_by_index=False,
-    max_chunk_tokens=ROW_TOKENS,
-    max_chunk_tokens_in_state=5,
-    top_k_actions=3,
-)
-WIDTH = state_width(1, QUESTION_TOKENS, 5, ROLLOUT.max_steps - 1)
-KINDS = {
-    "absolute": dataclasses.replace(ROLLOUT, positions="absolute"),
-    "sorted": dataclasses.replace(ROLLOUT, positions="relative", sort_by_index=True),
-    "stop": dataclasses.replace(ROLLOUT, positions="relative", stop_action=True),
-}
 # More chunks than steps, fewer, just as many.
 SAMPLES = [sample(seed, chunks) for seed, chunks in enumerate((6, 2, 9, 1, 3, 20))]
 CORPUS = sorted({text for document in SAMPLES for text in document.chunks if text})
 QUESTIONS = [document.question for document in SAMPLES]
-
-
-@functools.cache
-def towers_of(seed: int) -> Towers:
-    encoder, mesh = loaded().encoder, mesh_of()
-    form = RowForm(
-        state_opening=encoder.state_opening,
-        chunk_opening=encoder.chunk_opening,
-        sep_id=encoder.sep_id,
-        max_question_tokens=QUESTION_TOKENS,
-        max_chunk_tokens_in_state=ROLLOUT.max_chunk_tokens_in_state,
-        state_tokens=WIDTH,
-        chunk_tokens=ROW_TOKENS,
-        max_chunks=ROLLOUT.max_steps - 1,
-    )
-    both = two_towers(encoder, seed)
-    state, chunk = (
-        MeshTower(mesh, shardings(mesh), encoder, both, number=number, row_tokens=row_tokens)
-        for number, row_tokens in ((STATE, WIDTH), (CHUNK, ROW_TOKENS))
-    )
-    return Towers(loaded().tokenizer, form, state, chunk)
 
 
 def rules_of(rollout: RolloutConfig = ROLLOUT, beam: Search | None = None, **more) -> Rules:
@@ -108,11 +60,7 @@ def same(found: Sequence[list[Hit]], expected: Sequence[list[Hit]]) -> None:
 
 def ways(rollout: RolloutConfig, beam: Search, seed: int = 0) -> list[Way]:
     """What an evaluation of the trainer plays."""
-    mesh, encoder = mesh_of(), loaded().encoder
-    actor = Actor(encoder, block_shapes(WIDTH), rollout)
-    how = {"tokenizer": loaded().tokenizer, "config": beam, "batch_size": 32}
-    how["max_question_tokens"] = QUESTION_TOKENS
-    search = BeamSearch(mesh, shardings(mesh), actor, two_towers(encoder, seed), **how)
+    search = BeamSearch(mesh_of(), towers_of(seed), rollout, beam, batch_size=32)
     return [way for _, way in search.play(SAMPLES)]
 
 

@@ -25,8 +25,10 @@ from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
-from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, Trajectory, rollout
-from qrag_jax.rollouts.text_table import TextTable, make_embed
+from qrag_jax.retrieval.towers import RowForm
+from qrag_jax.retrieval.towers import Towers as TextTowers
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig, Trajectory, rollout
+from qrag_jax.rollouts.text_table import MeshTower, TextTable
 from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.retriever_config import Search
 from tests.devices import mesh_of
@@ -140,15 +142,49 @@ def block_shapes(state_tokens: int) -> BlockShapes:
     return BlockShapes(chunks, states, states)
 
 
-def table(store: EmbeddingFiles | None = None, seed: int = 0, tower: int = 1) -> TextTable:
-    """A table of texts on one device."""
-    mesh, encoder = mesh_of(), loaded().encoder
-    embed = make_embed(mesh, shardings(mesh), encoder, block_shapes(ROW_TOKENS).chunks, tower)
-    return TextTable(
-        *(mesh, encoder, loaded().tokenizer, embed, towers(encoder, seed)),
-        row_tokens=ROW_TOKENS,
-        store=store,
+ROLLOUT = RolloutConfig(
+    max_steps=3,
+    never_terminate=True,
+    sort_by_index=False,
+    max_chunk_tokens=ROW_TOKENS,
+    max_chunk_tokens_in_state=5,
+    top_k_actions=3,
+)
+STATE_TOKENS = state_width(1, QUESTION_TOKENS, 5, ROLLOUT.max_steps - 1)
+KINDS = {
+    "none": ROLLOUT,
+    "absolute": dataclasses.replace(ROLLOUT, positions="absolute"),
+    "sorted": dataclasses.replace(ROLLOUT, positions="relative", sort_by_index=True),
+    "stop": dataclasses.replace(ROLLOUT, positions="relative", stop_action=True),
+}
+
+
+@functools.cache
+def towers_of(seed: int = 0) -> TextTowers:
+    """The towers of states and of chunks that `ROLLOUT` plays with, on one device."""
+    encoder, mesh, shapes = loaded().encoder, mesh_of(), block_shapes(STATE_TOKENS)
+    form = RowForm(
+        state_opening=encoder.state_opening,
+        chunk_opening=encoder.chunk_opening,
+        sep_id=encoder.sep_id,
+        max_question_tokens=QUESTION_TOKENS,
+        max_chunk_tokens_in_state=ROLLOUT.max_chunk_tokens_in_state,
+        state_tokens=STATE_TOKENS,
+        chunk_tokens=ROW_TOKENS,
+        max_chunks=ROLLOUT.max_steps - 1,
     )
+    on_mesh = mesh, shardings(mesh), encoder, towers(encoder, seed)
+    return TextTowers(
+        loaded().tokenizer,
+        form,
+        MeshTower(*on_mesh, number=STATE, row_tokens=STATE_TOKENS, blocks=shapes.states),
+        MeshTower(*on_mesh, number=CHUNK, row_tokens=ROW_TOKENS, blocks=shapes.chunks),
+    )
+
+
+def table(store: EmbeddingFiles | None = None) -> TextTable:
+    """A table of texts on one device."""
+    return TextTable(mesh_of(), towers_of().chunks, store)
 
 
 def text(rng: np.random.Generator, least: int = 0) -> str:

@@ -17,7 +17,7 @@ import pytest
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batches
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import tokenise
-from qrag_jax.environments.chunks import state_width, with_stop
+from qrag_jax.environments.chunks import with_stop
 from qrag_jax.retrieval.paths import Path as Way
 from qrag_jax.rollouts import beam_search
 from qrag_jax.rollouts.beam_search import BeamSearch
@@ -28,33 +28,21 @@ from tests import reference
 from tests.devices import mesh_of
 from tests.episodes_maker import towers
 from tests.rollouts.play_setup import (
+    KINDS,
     QUESTION_TOKENS,
+    ROLLOUT,
     ROW_TOKENS,
+    STATE_TOKENS,
     block_shapes,
     loaded,
     params,
     planned,
     sample,
-    shardings,
+    towers_of,
 )
 
-ROLLOUT = RolloutConfig(
-    max_steps=3,
-    never_terminate=True,
-    sort_by_index=False,
-    max_chunk_tokens=ROW_TOKENS,
-    max_chunk_tokens_in_state=5,
-    top_k_actions=3,
-)
 GREEDY = planned()
-WIDTH = state_width(1, QUESTION_TOKENS, 5, ROLLOUT.max_steps - 1)
-PLAN = block_shapes(WIDTH)
-KINDS = {
-    "none": ROLLOUT,
-    "absolute": dataclasses.replace(ROLLOUT, positions="absolute"),
-    "sorted": dataclasses.replace(ROLLOUT, positions="relative", sort_by_index=True),
-    "stop": dataclasses.replace(ROLLOUT, positions="relative", stop_action=True),
-}
+PLAN = block_shapes(STATE_TOKENS)
 # More chunks than steps, fewer, just as many; more than one size of padded columns.
 SAMPLES = tuple(sample(seed, chunks) for seed, chunks in enumerate((6, 2, 9, 1, 3, 20, 12, 7, 8)))
 
@@ -68,28 +56,21 @@ def programs(make: Callable[..., Any]) -> Callable[..., Any]:
 
 @pytest.fixture(autouse=True)
 def shared_programs(monkeypatch: pytest.MonkeyPatch) -> None:
-    for make in (beam_search.make_embed, beam_search.make_best_chunks):
-        monkeypatch.setattr(beam_search, make.__name__, programs(make))
+    monkeypatch.setattr(beam_search, "make_best_chunks", programs(beam_search.make_best_chunks))
 
 
-def searcher(rollout: RolloutConfig, config: Search, size: int = 32) -> BeamSearch:
-    mesh, encoder = mesh_of(), loaded().encoder
-    return BeamSearch(
-        mesh,
-        shardings(mesh),
-        Actor(encoder, PLAN, rollout),
-        params(),
-        tokenizer=loaded().tokenizer,
-        config=config,
-        batch_size=size,
-        max_question_tokens=QUESTION_TOKENS,
-    )
+def searcher(rollout: RolloutConfig, config: Search, size: int = 32, seed: int = 0) -> BeamSearch:
+    return BeamSearch(mesh_of(), towers_of(seed), rollout, config, batch_size=size)
 
 
 def ways(
-    rollout: RolloutConfig, config: Search = GREEDY, samples: tuple[Sample, ...] = SAMPLES, size=32
+    rollout: RolloutConfig,
+    config: Search = GREEDY,
+    samples: tuple[Sample, ...] = SAMPLES,
+    size: int = 32,
+    seed: int = 0,
 ) -> list[Way]:
-    played = list(searcher(rollout, config, size).play(samples))
+    played = list(searcher(rollout, config, size, seed).play(samples))
     assert tuple(shown for shown, _ in played) == samples
     return [way for _, way in played]
 
@@ -109,7 +90,7 @@ class Oracle:
     """Q of every action in every state, worked out one row at a time in float64."""
 
     def __init__(self, rollout: RolloutConfig) -> None:
-        self.rollout, self._player = rollout, reference.Player(loaded().encoder, WIDTH)
+        self.rollout, self._player = rollout, reference.Player(loaded().encoder, STATE_TOKENS)
         embed = self._player.embed
         once = functools.cache(lambda tower, row: embed(params(), tower, row))
         self._player.embed = lambda _, tower, row: once(tower, tuple(row))  # type: ignore[method-assign]
@@ -186,12 +167,15 @@ GREEDY_SETTINGS = [
 ]
 
 
-def rollout_of(config: RolloutConfig, samples: tuple[Sample, ...]) -> list[tuple[list, list]]:
+def rollout_of(
+    config: RolloutConfig, samples: tuple[Sample, ...], seed: int
+) -> list[tuple[list, list]]:
     """Chunks that the training rollout takes of each sample, greedily, without STOP; their Q."""
     batch = batch_of(samples)
     batch = with_stop(batch) if config.stop_action else batch
     play = jax.jit(rollout, static_argnums=0)
-    played = play(Actor(loaded().encoder, PLAN, config), (params(),), batch, Draws.greedy())
+    params = towers(loaded().encoder, seed)
+    played = play(Actor(loaded().encoder, PLAN, config), (params,), batch, Draws.greedy())
     actions, valid, q = map(np.asarray, (played.actions, played.valid, played.q))
     assert not valid[len(samples) :].any()
     valid = valid & (actions < batch.chunk_mask.shape[1] - config.stop_action)  # STOP is no chunk
@@ -200,17 +184,14 @@ def rollout_of(config: RolloutConfig, samples: tuple[Sample, ...]) -> list[tuple
 
 
 @pytest.mark.parametrize("fields", GREEDY_SETTINGS, ids=lambda fields: fields["positions"])
-def test_a_greedy_search_is_the_rollout(
-    fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_greedy_search_is_the_rollout(fields: dict[str, Any]) -> None:
     """Documents have one fact or two, and are shorter than T, as long, or longer."""
     config = dataclasses.replace(ROLLOUT, **fields, top_k_actions=1)
-    # Towers for which STOP is the best action of some states and not of others.
-    monkeypatch.setitem(globals(), "params", functools.cache(lambda: towers(loaded().encoder, 5)))
+    seed = 5  # of towers for which STOP is the best action of some states and not of others
     one_fact = [sample(seed, chunks, facts=1) for seed, chunks in enumerate((2, 3, 6, 4, 5), 40)]
     samples = (*SAMPLES, *one_fact)
-    found = ways(config, samples=samples)
-    for way, (taken, values) in zip(found, rollout_of(config, samples), strict=True):
+    found = ways(config, samples=samples, seed=seed)
+    for way, (taken, values) in zip(found, rollout_of(config, samples, seed), strict=True):
         assert list(way.taken) == taken
         np.testing.assert_allclose(way.q, values, atol=2e-5)
     # Some episodes end before T and some do not, or the settings would not be tested.

@@ -92,8 +92,17 @@ def test_kept_embeddings_are_read_and_broken_files_embedded_again(tmp_path: Path
     assert found.embedded > 0
 
 
+def test_texts_that_two_processes_have_kept_are_read(tmp_path: Path) -> None:
+    wanted = texts(40)
+    both = [table(EmbeddingFiles(tmp_path, 16)) for _ in range(2)]
+    for each, part in zip(both, (wanted[:20], wanted[10:30]), strict=True):
+        each.rows_of(part)
+    found = table(EmbeddingFiles(tmp_path, 16))
+    np.testing.assert_allclose(embeddings(found, wanted), expected(wanted), atol=2e-6)
+    assert found.embedded == 10
+
+
 def test_rows_of_all_lengths_are_as_without_packing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_table, "TOWER_GROUP", 16)
     monkeypatch.setattr(text_table, "SHORT", 20)
     mesh, encoder = mesh_of(), loaded().encoder
     tower = text_table.MeshTower(
