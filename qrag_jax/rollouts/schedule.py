@@ -80,8 +80,8 @@ class Schedule:
         self.counts, self._attempts = counts, attempts
         self._ready: deque[tuple[Playing, Any]] = deque()  # episodes that can go on, with the reply
         self._arrived: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
-        # What is waited for beside all else, and where it goes.
-        self.flying: dict[Future[Any], Callable[[Any], None]] = {}
+        # What is waited for beside all else, and where each goes.
+        self.flying: dict[Future[Any], list[Callable[[Any], None]]] = {}
         # Turns that wait to be asked for, and where they go.
         self.speaking = list[tuple[SampleRequest, Callable[[Sampled | Failure], None]]]()
 
@@ -141,8 +141,10 @@ class Schedule:
 
     def fly(self, future: Future[Any], arrived: Callable[[Any], None]) -> None:
         """Waits for a future beside all else; its result goes to `arrived`."""
-        self.flying[future] = arrived
-        future.add_done_callback(self._arrived.put)
+        if future not in self.flying:
+            self.flying[future] = []
+            future.add_done_callback(self._arrived.put)
+        self.flying[future].append(arrived)
 
     def sample(self) -> None:
         """Asks for the turns that wait, if it is time."""
@@ -163,4 +165,5 @@ class Schedule:
             except queue.Empty:
                 return
             seconds = 0.0
-            self.flying.pop(future)(future.result())
+            for arrived in self.flying.pop(future):
+                arrived(future.result())

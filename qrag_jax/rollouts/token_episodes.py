@@ -157,16 +157,15 @@ class AgentRollout(Schedule):
         self._agent, self._stop, self._model = agent, stop, model
         parts: tuple[Any, ...] = sampler, speech, library, search
         self.sampler, self._speech, self._library, self._search = parts
-        # What depends on a question alone, by group and request: outcomes, and who waits for one.
-        self._known: dict[Hashable, Outcome] = {}
-        self._sharing: dict[Hashable, list[Playing]] = {}
+        # What depends on a question alone, by group and request.
+        self._shared: dict[Hashable, Future[list[Outcome]]] = {}
         self._retrieving: list[tuple[Playing, Ask]] = []
         self._since = 0.0  # when the first of these began to wait
         self._looking: list[tuple[Playing, tuple[ToolTask, Look | Open]]] = []
 
     def play(self, starts: Sequence[Start]) -> list[Episode]:
         """Plays the episodes side by side; each is returned in the place of its start."""
-        self._known.clear()
+        self._shared.clear()
         with ThreadPoolExecutor(1, thread_name_prefix="search") as self._thread:
             return self.run(starts, self._stop)
 
@@ -292,26 +291,19 @@ class AgentRollout(Schedule):
         """Asks the model, unless an episode of the group has asked the same."""
         if self._model is None:
             raise InputError("config.agent asks a language model, and config.llm names none.")
-        if name in self._known:
-            self.reply(playing, self._known[name])
-        elif name in self._sharing:
-            self._sharing[name].append(playing)
-        else:
+        future = self._shared.get(name)
+        if future is None:
             self.counts.turns += 1
-            group = [playing]
+            future = self._model.submit([request])
             if name is not None:
-                self._sharing[name] = group
-            arrived = partial(self._arrive, name, group)
-            self.fly(self._model.submit([request]), arrived)
+                self._shared[name] = future
+        self.fly(future, partial(self._arrive, playing, name))
 
-    def _arrive(self, name: Hashable, group: list[Playing], outcomes: list[Outcome]) -> None:
+    def _arrive(self, playing: Playing, name: Hashable, outcomes: list[Outcome]) -> None:
         (outcome,) = outcomes
-        if name is not None:
-            del self._sharing[name]
-            if not isinstance(outcome, Failure):
-                self._known[name] = outcome
-        for each in group:
-            self.reply(each, outcome)
+        if isinstance(outcome, Failure):  # it is asked for again
+            self._shared.pop(name, None)
+        self.reply(playing, outcome)
 
 
 def read(library: Library, steps: Sequence[tuple[ToolTask, Look | Open]]) -> list[Reply]:
