@@ -35,6 +35,7 @@ from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
 from qrag_jax.rollouts.token_episodes import Episode, Start
 from qrag_jax.rollouts.trajectories import (
     LENGTH,
+    NEUTRAL,
     STOP,
     Sampled,
     Sampler,
@@ -53,13 +54,9 @@ _GRACE = 20.0  # seconds, beyond those of the environment, before it is taken fo
 _NUMBERS = itertools.count(1)  # of episodes: a late message has a number of the past
 # Fields of a request that change the distribution, but for these values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (1,),
-    "top_p": (1,),
+    **{name: (value,) for name, value in NEUTRAL.items()},
     "top_k": (-1, 0),
-    "min_p": (0,),
-    "presence_penalty": (0,),
-    "frequency_penalty": (0,),
-    "repetition_penalty": (1,),
+    "n": (1,),
     **dict.fromkeys(("logit_bias", "stop", "seed", "bad_words", "min_tokens"), ()),
     "response_format": (),
 }

@@ -99,17 +99,13 @@ def states_on(
             "there is no question to search for; name parts of data that have some in "
             "config.questions."
         )
+    what, other = ("title", BY_PASSAGE) if by == BY_TITLE else ("text", BY_TITLE)
     for question in questions:
         for page in question.gold:
-            if by == BY_TITLE and not page.title:
+            if not (page.title if by == BY_TITLE else page.text or page.id):
                 raise InputError(
-                    f"a gold page of question {question.id} has no title; set "
-                    f"config.search.gold_by to {BY_PASSAGE!r}."
-                )
-            if by == BY_PASSAGE and not (page.text or page.id):
-                raise InputError(
-                    f"the gold page {page.title!r} of question {question.id} is known by its title "
-                    f"only; set config.search.gold_by to {BY_TITLE!r}."
+                    f"a gold page of question {question.id} has no {what}; set "
+                    f"config.search.gold_by to {other!r}."
                 )
     pages = [page for question in questions for page in question.gold]
     names = _by_title(pages, corpus) if by == BY_TITLE else _by_passage(pages, corpus)

@@ -45,7 +45,14 @@ from qrag_jax.models.trunks.qwen3 import LanguageModel
 from qrag_jax.models.trunks.transformer import Params
 from qrag_jax.policies.tokens import Vocabulary, token_scores
 from qrag_jax.rollouts.token_episodes import Speech
-from qrag_jax.rollouts.trajectories import LENGTH, STOP, Sampled, SampleRequest, SamplingConfig
+from qrag_jax.rollouts.trajectories import (
+    LENGTH,
+    NEUTRAL,
+    STOP,
+    Sampled,
+    SampleRequest,
+    SamplingConfig,
+)
 from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
 from qrag_jax.runtime.run import log
 
@@ -59,19 +66,6 @@ _REFUSED = range(400, 500)
 
 Submit = Callable[[Sequence[Request]], Future[list[Outcome]]]
 
-# With these values no field changes the distribution. vLLM takes those of the model's
-# generation_config.json otherwise.
-_NEUTRAL: dict[str, Any] = {
-    "top_p": 1.0,
-    "top_k": 0,
-    "min_p": 0.0,
-    "repetition_penalty": 1.0,
-    "presence_penalty": 0.0,
-    "frequency_penalty": 0.0,
-    "return_token_ids": True,
-    "ignore_eos": True,
-    "skip_special_tokens": False,
-}
 # vLLM writes this in the place of minus infinity.
 _LEAST = -9999.0
 _MODE = "start vLLM with --logprobs-mode processed_logprobs (config.llm.server.publish=True does)"
@@ -97,7 +91,13 @@ class ServerSampler:
     in_rounds = False
 
     def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
-        extra = _NEUTRAL | {"stop_token_ids": [*self.stop_ids]}
+        # vLLM takes neutral values from the model's generation_config.json unless they are given.
+        extra = NEUTRAL | {
+            "return_token_ids": True,
+            "ignore_eos": True,
+            "stop_token_ids": [*self.stop_ids],
+            "skip_special_tokens": False,
+        }
         return [
             self._one(
                 CompletionRequest(

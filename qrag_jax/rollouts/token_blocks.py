@@ -98,11 +98,9 @@ def choose_shape(
     used = np.flatnonzero(_is_used(batch))
     longest, common = int(batch.lengths[used].max(initial=1)), _common(batch)
     shared = max(common.values(), default=0)
-    behind = max(
-        (int(batch.lengths[row]) - common.get(int(batch.leader[row]), 0) for row in used), default=1
-    )
+    behind = [int(batch.lengths[row]) - common.get(int(batch.leader[row]), 0) for row in used]
     prompt = _rung(max(shared, _LEAST_PROMPT), steps) if shared else 0
-    own = _rung(behind, steps)
+    own = _rung(max(behind, default=1), steps)
     most = -(-max(room or prompt + own, longest) // _MULTIPLE) * _MULTIPLE
     prompt, own, length = min(prompt, most), min(own, most), min(prompt + own, most)
     # Whole groups of the longest rows fill a block, if there is room for one.
@@ -112,9 +110,7 @@ def choose_shape(
     # than fill it, where most rows are shorter than the longest.
     groups = max(1, round(_ROWS * tokens / group))
     sampled = batch.log_prob_mask[used].sum(axis=1)
-    computed = sum(common.values()) + sum(
-        int(batch.lengths[row]) - common.get(int(batch.leader[row]), 0) for row in used
-    )
+    computed = sum(common.values()) + sum(behind)
     if whole:
         mean = computed / max(len(np.unique(batch.episode[used] // members)), 1)
         groups = min(groups, _rung(math.ceil(tokens / max(mean, 1)), _FINE, 1))

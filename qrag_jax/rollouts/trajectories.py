@@ -22,6 +22,15 @@ DONE, TRUNCATED = "done", "truncated"
 MASKED, SCORED = TREATMENTS = ("masked", "scored")
 STOP, LENGTH = "stop", "length"
 DEVICE, SERVER = ENGINES = ("device", "server")
+# With these values no field of a server's request changes the distribution.
+NEUTRAL = {
+    "top_p": 1.0,
+    "top_k": 0,
+    "min_p": 0.0,
+    "repetition_penalty": 1.0,
+    "presence_penalty": 0.0,
+    "frequency_penalty": 0.0,
+}
 
 
 class SampleRequest(NamedTuple):

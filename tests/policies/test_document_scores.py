@@ -55,6 +55,7 @@ CASES = {
 }
 # Of at most 2,000 chunks.
 CASES[RANDOM_PUBLISHED] = case(RANDOM_PUBLISHED, (1500, 200, 7, 3, 1), states=2, seed=8)
+SEVERAL = [("relative", (2, 4)), (RANDOM_PUBLISHED, (2, 4))]
 
 
 def searches(case: Case) -> Searches:
@@ -102,14 +103,9 @@ def check(case: Case, values: np.ndarray, index: np.ndarray) -> None:
         assert index[document, state, :there].tolist() == best.tolist()
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_best_chunks(name: str) -> None:
-    check(CASES[name], *found(CASES[name], mesh_of()))
-
-
-@pytest.mark.parametrize("name", ["relative", RANDOM_PUBLISHED])
-def test_best_chunks_on_eight_devices(name: str) -> None:
-    check(CASES[name], *found(CASES[name], mesh_of(2, 4)))
+@pytest.mark.parametrize(("name", "devices"), [*((name, (1, 1)) for name in CASES), *SEVERAL])
+def test_best_chunks(name: str, devices: tuple[int, int]) -> None:
+    check(CASES[name], *found(CASES[name], mesh_of(*devices)))
 
 
 def test_equal_values_go_to_the_lowest_index() -> None:

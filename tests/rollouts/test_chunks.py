@@ -16,7 +16,6 @@ from tests import reference
 from tests.rollouts.play_setup import (
     ACTOR,
     ALPHA,
-    CHUNK_COUNTS,
     CONFIG,
     ENCODER,
     EPISODES,
@@ -124,19 +123,6 @@ def test_sampled(params) -> None:
     found = jitted_rollout(Actor(ENCODER, PLAN, STOPPING), params, BATCH, draws)
     check(found, expected_of(STOPPING, params, draws), STOPPING.max_steps)
     check_rows(found, STOPPING, params[0])
-
-
-def test_greedy_at_relative_positions(params) -> None:
-    config = dataclasses.replace(CONFIG, positions="relative")
-    found = jitted_rollout(Actor(ENCODER, ONE_BUCKET, config), params, BATCH, GREEDY)
-    expected = expected_of(config, params)
-    check(found, expected, config.max_steps)
-    check_rows(found, config, params[0])  # embeddings as they come from the tower
-    for b, episode in enumerate(expected):
-        for t, action in enumerate(episode.actions):
-            where = reference.chunk_positions("relative", episode.actions[:t], CHUNK_COUNTS[b])
-            assert int(found.positions[b, t]) == where[action]
-    assert not np.allclose(found.q, jitted_rollout(ACTOR, params, BATCH, GREEDY).q, atol=1e-3)
 
 
 def test_indents_are_drawn_for_each_episode(params) -> None:

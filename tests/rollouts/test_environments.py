@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,30 +42,6 @@ LIMITS = PlaySettings(turn=200, room=4000, tokens=0, temperature=1.0, renderer=R
 
 
 # ---------------------------------------------------------------- the turns of an episode
-
-
-def node(parent: int, read: Sequence[int], *sampled: int, trains: bool = True) -> dict[str, Any]:
-    mask = [False] * len(read) + [True] * len(sampled)
-    log_probs = [-float(np.float32(number) / 7) for number in sampled]
-    ids = {"parent": parent, "ids": [*read, *sampled], "mask": mask}
-    return ids | {"log_probs": log_probs, "trains": trains}
-
-
-def test_nodes_of_a_trace_become_segments() -> None:
-    """Two branches behind one sampled node; a judge that asks the same model trains nothing."""
-    nodes = [node(-1, [1, 2], 20, 21), node(0, [3], 30), node(0, [3], 30), node(1, [4])]
-    nodes.append(node(-1, [9], 50, 51, 52, trains=False))
-    segments = environment_play.segments_of(nodes, (30,), "7")
-    found = [[(t.observed.tolist(), t.sampled.tolist()) for t in item] for item in segments]
-    short, long = [([1, 2, 20, 21, 3], [30])], [([1, 2], [20, 21]), ([3], [30])]
-    assert found in ([short, long], [long, short])
-    turns = [turn for segment in segments for turn in segment]
-    for turn in turns:
-        np.testing.assert_array_equal(turn.log_probs, -turn.sampled.astype(np.float32) / 7)
-    assert {(t.finish, t.version) for t in turns} == {("stop", "7"), ("length", "7")}
-    nodes[2]["mask"] = [True, False]
-    with pytest.raises(ValueError):
-        environment_play.segments_of(nodes, (), "")
 
 
 def test_turns_have_limits_keys_and_the_runs_distribution() -> None:

@@ -20,7 +20,6 @@ from scipy.special import log_softmax
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
-from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.trunks import qwen3_cache
 from qrag_jax.models.trunks.qwen3 import LanguageModel, Qwen3Config
 from qrag_jax.models.trunks.transformer import Transformer
@@ -186,21 +185,6 @@ def test_devices_draw_what_one_draws() -> None:
     assert any(not item.is_fully_replicated for item in jax.tree.leaves(shardings))
     result = DeviceSampler(model, config, mesh).sample(jax.device_put(params, shardings), asked)
     check_same(result, DeviceSampler(model, config).sample(params, asked))
-
-
-def test_adapters_are_those_merged() -> None:
-    model, params = tiny(scanned=True)
-    draw = np.random.default_rng(2)
-    shapes = {"lora_a": (2, 16, 2), "lora_b": (2, 2, 32)}
-    query = {name: draw.normal(size=size).astype(np.float32) for name, size in shapes.items()}
-    adapted = Adapted(params, {"layers": {"query": query}})
-    config = SamplingConfig(temperature=0.0, room=48, chunk=8)
-    sampler = DeviceSampler(dataclasses.replace(model, lora_scale=0.5), config)
-    result, merged, plain = (
-        [turn.ids.tolist() for turn in sampler.sample(item, requests((5, 9), 8))]
-        for item in (adapted, folded(adapted, 0.5), params)
-    )
-    assert result == merged != plain
 
 
 # ---------------------------------------------------------------- on a server

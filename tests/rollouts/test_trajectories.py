@@ -143,9 +143,9 @@ def test_each_sampled_token_is_in_one_row(truncated: str) -> None:
 
 
 @st.composite
-def forests(draw: st.DrawFn) -> list[tuple[int, Turn]]:
-    """Parts in any order of parents; of a third of them nothing was sampled."""
-    parts: list[tuple[int, Turn]] = []
+def forests(draw: st.DrawFn) -> list[tuple[int, Turn, bool]]:
+    """Parts in any order of parents, and whether they train; of a third nothing was sampled."""
+    parts: list[tuple[int, Turn, bool]] = []
     token = 0
     for number in range(draw(st.integers(1, 14))):
         sizes = draw(st.integers(0, 3)), draw(st.integers(0, 2)) and draw(st.integers(0, 4))
@@ -153,11 +153,11 @@ def forests(draw: st.DrawFn) -> list[tuple[int, Turn]]:
         token += len(ids)
         sampled = ids[sizes[0] :]
         part = Turn(ids[: sizes[0]], sampled, -sampled.astype(np.float32) / 8, "stop")
-        parts.append((draw(st.integers(-1, number - 1)), part))
+        parts.append((draw(st.integers(-1, number - 1)), part, draw(st.booleans())))
     return parts
 
 
-def before(parts: list[tuple[int, Turn]], number: int) -> list[int]:
+def before(parts: list[tuple[int, Turn, bool]], number: int) -> list[int]:
     """The ids up to what a part has sampled."""
     result = parts[number][1].observed.tolist()
     while (number := parts[number][0]) >= 0:
@@ -167,20 +167,22 @@ def before(parts: list[tuple[int, Turn]], number: int) -> list[int]:
 
 
 @given(forests())
-def test_whatever_branches_each_sampled_token_trains_once(parts: list[tuple[int, Turn]]) -> None:
+def test_whatever_branches_each_sampled_token_trains_once(
+    parts: list[tuple[int, Turn, bool]],
+) -> None:
     """Behind the ids that it was sampled behind; attention sees what the loss does not count."""
-    places = {int(i): n for n, (_, part) in enumerate(parts) for i in part.sampled}
+    places = {int(i): n for n, (_, part, _) in enumerate(parts) for i in part.sampled}
     nodes = [
         {
             "parent": parent,
             "ids": [*part.observed.tolist(), *part.sampled.tolist()],
             "mask": [False] * len(part.observed) + [True] * len(part.sampled),
             "log_probs": part.log_probs.tolist(),
-            "trains": True,
+            "trains": trains,
         }
-        for parent, part in parts
+        for parent, part, trains in parts
     ]
-    segments, seen = segments_of(nodes, (), ""), []
+    segments, seen = segments_of(nodes, range(0, 99, 2), "7"), []
     for segment in segments:
         row: list[int] = []
         for part in segment:
@@ -189,9 +191,19 @@ def test_whatever_branches_each_sampled_token_trains_once(parts: list[tuple[int,
             assert row == before(parts, ours)
             assert part.sampled.tolist() == parts[ours][1].sampled.tolist()
             np.testing.assert_array_equal(part.log_probs, parts[ours][1].log_probs)
+            finish = "length" if part.sampled[-1] % 2 else "stop"
+            assert (part.finish, part.version) == (finish, "7")
             seen += part.sampled.tolist()
             row += part.sampled.tolist()
-    assert sorted(seen) == sorted(i for _, part in parts for i in part.sampled.tolist())
+    assert sorted(seen) == sorted(
+        i for _, part, trains in parts for i in part.sampled.tolist() if trains
+    )
+
+
+def test_what_was_not_sampled_does_not_stand_within_a_turn() -> None:
+    ids = {"parent": -1, "ids": [1, 2, 3], "log_probs": [-1.0, -1.0], "trains": True}
+    with pytest.raises(ValueError):
+        segments_of([ids | {"mask": [True, False, True]}], (), "")
 
 
 # ---------------------------------------------------------------- blocks

@@ -7,7 +7,6 @@ rewards must be equal.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,6 @@ from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.feedback.rubric import PRESETS, score
-from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.scaffolds import ChatRenderer, scaffold_of
 from qrag_jax.llm.text.tool_calls import HERMES
@@ -35,8 +33,9 @@ from qrag_jax.rollouts.environment_play import (
 from qrag_jax.rollouts.libraries import OwnLibrary
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import AgentRollout, Speech, Start, scripted_talk
-from qrag_jax.rollouts.trajectories import STOP, Sampled, SampleRequest
+from qrag_jax.runtime.interrupt import StopSignal
 from tests.environments.verifiers_pythons import PYTHON
+from tests.rollouts.token_setup import ScriptedSampler
 
 PROMPT, TURNS, DOCUMENTS, SEED, RUBRIC = "bare_question", 4, 1, 0, "head"
 ROOM, TURN, SIDE_BY_SIDE = 4000, 1000, 16
@@ -63,33 +62,15 @@ def stories(count: int) -> list[Story]:
     return found
 
 
-class StorySampler:
+def story_sampler(tokenizer: Any, told: Sequence[Story]) -> ScriptedSampler:
     """Says what the stories have; it knows them by their questions."""
+    texts = {story.task.question: story.texts for story in told}
 
-    in_rounds = True
-    version = ""
+    def say(text: str) -> str:
+        turn = text.count("<|im_start|>assistant\n") - 1
+        return next(own[turn] for asked, own in texts.items() if asked in text)
 
-    def __init__(self, tokenizer: Any, told: Sequence[Story]) -> None:
-        self._tokenizer, self._end = tokenizer, tokenizer.eos_token
-        self._texts = {story.task.question: story.texts for story in told}
-
-    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
-        """See `trajectories.Sampler`."""
-        done: list[Future[Sampled | Failure]] = []
-        for request in requests:
-            text = self._tokenizer.decode(request.ids.tolist(), skip_special_tokens=False)
-            turn = text.count("<|im_start|>assistant\n") - 1
-            said = next(own[turn] for asked, own in self._texts.items() if asked in text)
-            ids = self._tokenizer(said + self._end, add_special_tokens=False).input_ids
-            drawn = Sampled(np.array(ids, np.int32), np.zeros(len(ids), np.float32), STOP)
-            done.append(Future())
-            done[-1].set_result(drawn)
-        return done
-
-
-class _NoStop:
-    def check(self) -> None:
-        return None
+    return ScriptedSampler(tokenizer, say)
 
 
 def stored(folder: Path, told: Sequence[Story], *, verifiers: bool = False) -> list[float]:
@@ -116,9 +97,9 @@ def _agent() -> ToolAgent:
 def closed_in_process(tokenizer: Any, told: Sequence[Story]) -> list[Closed]:
     """How the stories end, played by our own loop."""
     speech = Speech(tokenizer, scaffold_of(tokenizer), TURN, ROOM)
-    sampler, library = StorySampler(tokenizer, told), OwnLibrary(OwnRetriever("bm25"))
+    sampler, library = story_sampler(tokenizer, told), OwnLibrary(OwnRetriever("bm25"))
     rollout = AgentRollout(
-        _agent(), stop=_NoStop(), sampler=sampler, speech=speech, library=library
+        _agent(), stop=StopSignal(), sampler=sampler, speech=speech, library=library
     )
     starts = [Start(story.task, np.zeros(2, np.uint32)) for story in told]
     closed = []
@@ -152,7 +133,7 @@ def _over_verifiers(folder: Path, tokenizer: Any, told: Sequence[Story]) -> list
     )
     try:
         play = EnvironmentPlay(process, settings, Counts())
-        played = play.play(starts, StorySampler(tokenizer, told), _NoStop())
+        played = play.play(starts, story_sampler(tokenizer, told), StopSignal())
     finally:
         process.end()
     found = []
