@@ -25,10 +25,10 @@ from benchmarks.report import Case
 from benchmarks.speed.measure import OURS, Setting, beside, equal
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
-from qrag_jax.learners.action_loss import PerAction
 from qrag_jax.learners.config import SearchGRPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
-from qrag_jax.learners.query_encoder import Passes, QueryEncoder, Searches, make_query_update
+from qrag_jax.learners.policy import PerAction
+from qrag_jax.learners.query_encoder import QueryEncoder, Searches, make_query_update
 from qrag_jax.learners.state import Critic, Parts
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.ragged import TokenRows
@@ -179,7 +179,7 @@ class _Ours:
             is_fresh=False,
         )
         self.loaded, self.base = loaded, placement.place(loaded.stored, of_base)
-        self.state = parts.first_state(shardings, loaded.trained, 0)
+        self.state = self.learner.first_state(loaded.trained, 0)
         self._update = make_query_update(self.learner)
 
     def step(self, batch: HopBatch) -> dict[str, float]:
@@ -192,9 +192,9 @@ class _Ours:
 def _log_probs(ours: _Ours, batch: HopBatch) -> Any:
     """Those of the first weights plus the noise of the batch."""
     noise = batch.log_probs
-    searches = Searches(batch.pool, batch.present, batch.actions, noise, PerAction(*[noise] * 6))
-    passes = jax.jit(Passes(ours.learner).read)
-    found = passes(
+    searches = Searches(batch.pool, batch.present, batch.actions, PerAction(*[noise] * 6))
+    read = jax.jit(ours.learner.read)
+    found = read(
         Critic(ours.state.params), ours.base, TokenRows(batch.tokens, batch.lengths), searches
     )
     return np.where(batch.lengths > 0, np.asarray(found) + noise, 0.0).astype(np.float32)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +20,7 @@ from benchmarks.report import Case
 from benchmarks.speed.measure import OURS, Setting, beside, equal, with_details
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.learners.state import Critic
-from qrag_jax.learners.token_policy import BlockPasses
-from qrag_jax.learners.token_update import action_loss, make_token_update, token_episodes
+from qrag_jax.learners.token_update import make_token_update, token_episodes
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.token_blocks import choose_shape
 from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig, TokenBatch
@@ -133,16 +131,14 @@ def _grpo(setting: Setting, size: Size, lengths: Lengths) -> Iterator[Case]:
         advantages[np.asarray(blocks.episode)] = np.asarray(given.advantages)
         inputs = theirs.inputs(batch, lengths.prompt[1], advantages[:-1], config.sampler_cap)
         title = f"GRPO update, decoder of {size.layers} × 192, vocabulary {size.vocab:,}"
-        learned, sums = jax.jit(BlockPasses(policy, partial(action_loss, config)).gradient)(
-            Critic(loaded.params), None, blocks, given
-        )
+        learned, sums = jax.jit(policy.gradient)(Critic(loaded.params), None, (blocks, given))
         mean = by_name(jax.tree.map(lambda x: x / divisor, learned.tower))
         mine = float(sums.loss / divisor), mean
         yield from _equal(title, mine, theirs.gradient(inputs), "TRL")
         del learned, mine, mean
         update = Updates(
             make_token_update(policy),
-            policy.parts.first_state(policy.shardings, loaded.params, 0),
+            policy.first_state(loaded.params, 0),
             lambda: token_episodes(policy, batch, shape),
         )
         case = beside(

@@ -42,10 +42,10 @@ def group_advantages(rewards: jax.Array, valid: jax.Array, *, scaled: bool = Tru
 def varies(rewards: jax.Array, valid: jax.Array) -> jax.Array:
     """Whether a group's valid members have different rewards, `[groups, members]` → `[groups]`.
 
-    Nothing can be learned from the other groups.
+    Nothing can be learned from the other groups. It computes NumPy's arrays on the host.
     """
-    low = jnp.where(valid, rewards, jnp.inf).min(axis=-1)
-    return valid.any(axis=-1) & (jnp.where(valid, rewards, -jnp.inf).max(axis=-1) > low)
+    low = rewards.min(axis=-1, where=valid, initial=jnp.inf)
+    return rewards.max(axis=-1, where=valid, initial=-jnp.inf) > low
 
 
 def mixed_advantages(
@@ -86,12 +86,6 @@ def best_of_groups(rewards: jax.Array, valid: jax.Array) -> jax.Array:
     return (chosen & varies(rewards, valid)[:, None]).astype(jnp.float32)
 
 
-def returns_to_go(rewards: jax.Array, valid: jax.Array) -> jax.Array:
-    """The sum of an action's reward and of all later ones, `[..., T]`; 0 where it is not valid."""
-    rewards = jnp.where(valid, rewards, 0.0)
-    return jnp.where(valid, jnp.cumsum(rewards[..., ::-1], axis=-1)[..., ::-1], 0.0)
-
-
 def step_advantages(rewards: jax.Array, valid: jax.Array, *, scaled: bool = True) -> jax.Array:
     """Of rewards per action: normalised over all actions of a group, then summed to the end.
 
@@ -103,7 +97,8 @@ def step_advantages(rewards: jax.Array, valid: jax.Array, *, scaled: bool = True
     """
     flat = rewards.shape[0], -1
     normal = group_advantages(rewards.reshape(flat), valid.reshape(flat), scaled=scaled)
-    return returns_to_go(normal.reshape(rewards.shape), valid)
+    to_go = jnp.cumsum(normal.reshape(rewards.shape)[..., ::-1], axis=-1)[..., ::-1]
+    return jnp.where(valid, to_go, 0.0)
 
 
 def gae(
@@ -125,7 +120,8 @@ def gae(
         discounts: γ and λ.
 
     Returns:
-        the advantages, and the returns that values are regressed on: advantages + values.
+        the advantages, and the returns that values are regressed on: advantages + values, which are
+        the λ-returns `G_t = r_t + γ·[(1 − λ)·v_{t+1} + λ·G_{t+1}]` (Sutton & Barto, eq. 12.18).
     """
     gamma, lambda_ = discounts
     rewards, values = (jnp.where(valid, each, 0.0) for each in (rewards, values))
@@ -137,6 +133,12 @@ def gae(
     factors = jnp.where(valid, gamma * lambda_ * goes_on, 1.0)
     advantages = jnp.where(valid, _backward(factors, errors), 0.0)
     return advantages, jnp.where(valid, advantages + values, 0.0)
+
+
+def ends_of(valid: jax.Array) -> jax.Array:
+    """The last valid action of each row `[..., T]`, which is one episode."""
+    following = jnp.pad(valid[..., 1:], [(0, 0)] * (valid.ndim - 1) + [(0, 1)])
+    return valid & ~following
 
 
 def _backward(factors: jax.Array, terms: jax.Array) -> jax.Array:
@@ -164,38 +166,6 @@ def explained_variance(returns: jax.Array, values: jax.Array, valid: jax.Array) 
     error = jnp.where(valid, returns - values, 0.0)
     spread = jnp.where(valid, jnp.square(returns - returns.sum() / number), 0.0).sum()
     return 1.0 - jnp.square(error).sum() / jnp.maximum(spread, 1e-8)
-
-
-# ------------------------------------------------------------------------ returns
-
-
-# Functions of one trajectory. Names carry time as in rlax: `r_t` is the reward of the action taken
-# in state t, `discount_t` is γ·(1 - done_t), so an episode's end is a zero and needs no branch.
-
-
-def lambda_returns(
-    r_t: jax.Array, discount_t: jax.Array, v_tp1: jax.Array, lambda_: float
-) -> jax.Array:
-    """λ-returns `G_t = r_t + discount_t·[(1-λ)·v_{t+1} + λ·G_{t+1}]`, with `G_T = v_T`.
-
-    Args:
-        r_t: `[T]`, rewards.
-        discount_t: `[T]`, γ·(1 - done_t).
-        v_tp1: `[T]`, the value of the state that each action led to. Its last entry bootstraps a
-            rollout that stops before the episode does.
-        lambda_: 0 gives one-step targets, 1 gives the discounted sum of rewards.
-
-    Returns:
-        `[T]`. (Sutton & Barto, 2018, eq. 12.18; the recursion of rlax `lambda_returns`.)
-    """
-
-    def backward(g_tp1: jax.Array, step: tuple[jax.Array, jax.Array, jax.Array]):
-        reward, discount, value = step
-        g_t = reward + discount * ((1 - lambda_) * value + lambda_ * g_tp1)
-        return g_t, g_t
-
-    _, returns = jax.lax.scan(backward, v_tp1[-1], (r_t, discount_t, v_tp1), reverse=True)
-    return returns
 
 
 def discounted_return(r_t: jax.Array, gamma: float) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Policy gradients with a clipped importance ratio: what GRPO and PPO have in common.
+"""Losses of policies: clipped importance ratios for GRPO and PPO, margins of pairs for IPO and DPO.
 
 Arrays are `[N, T]`, or any shape where T plays no part; T is retrievals, or sampled tokens. Losses
 are given for each action, and `aggregation` says how they are summed and what the sum is divided
@@ -126,91 +126,84 @@ def aggregation(name: str, counts: jax.Array, longest: int) -> tuple[jax.Array, 
     return ones, longest * episodes if name == DR_GRPO else counts.sum()
 
 
-def only(valid: jax.Array, *arrays: jax.Array) -> tuple[jax.Array, ...]:
-    """The arrays with 0 in place of what is not valid: a NaN there would be one in the gradient."""
-    return tuple(jnp.where(valid, each, 0.0) for each in arrays)
-
-
 def weighted_sum(losses: jax.Array, weights: jax.Array) -> jax.Array:
     """`Σ weight · loss` over actions of a weight above 0."""
     return (jnp.where(weights > 0, losses, 0.0) * weights).sum()
 
 
-class Departure(NamedTuple):
-    """How far a policy has gone from the one that acted: sums over valid actions.
+def is_clipped(
+    log_prob: jax.Array, old: jax.Array, advantages: jax.Array, clip: Clip = USUAL
+) -> jax.Array:
+    """Whether the clip takes the gradient from an action."""
+    ratio = _ratio(log_prob, old)
+    above, below = ratio > 1.0 + clip.high, ratio < 1.0 - clip.low
+    return (above & (advantages > 0)) | (below & (advantages < 0))
 
-    clipped: number of actions that the clip takes the gradient from.
-    kl: k3 of the acting policy to the one that learns.
-    actions: their number.
-    largest: highest ratio, or its inverse.
+
+def largest_ratio(log_prob: jax.Array, old: jax.Array, valid: jax.Array) -> jax.Array:
+    """The highest ratio of the valid actions, or its inverse; at least 1."""
+    difference = jnp.where(valid, jnp.abs(log_prob - old), 0.0)
+    return jnp.exp(jnp.minimum(difference.max(initial=0.0), FURTHEST))
+
+
+def effective_share(weight: jax.Array, square: jax.Array) -> jax.Array:
+    """The effective sample size (Kish, 1965) as a share of the actions: 1 if all weigh alike.
+
+    Args:
+        weight, square: means of `sampler_weights` and of their squares.
     """
-
-    clipped: jax.Array
-    kl: jax.Array
-    actions: jax.Array
-    largest: jax.Array
-
-
-def departure(
-    log_prob: jax.Array, old: jax.Array, advantages: jax.Array, valid: jax.Array, clip: Clip = USUAL
-) -> Departure:
-    """Diagnostics of an update."""
-    difference = jnp.where(valid, log_prob - old, 0.0)
-    ratio = _ratio(difference, jnp.zeros_like(difference))
-    outside = ((ratio > 1.0 + clip.high) & (advantages > 0)) | (
-        (ratio < 1.0 - clip.low) & (advantages < 0)
-    )
-    return Departure(
-        clipped=(outside & valid).sum().astype(jnp.float32),
-        kl=(ratio - difference - 1.0).sum(),
-        actions=valid.sum().astype(jnp.float32),
-        largest=jnp.maximum(ratio, 1.0 / ratio).max(initial=1.0),
-    )
-
-
-class Correction(NamedTuple):
-    """How far the sampler is from the policy that learns, before the update: sums over actions.
-
-    kl: k3 of the sampler's q to π_old.
-    truncated: number of actions whose weight is cut off.
-    weights, squares: sums of the weights that are used, and of their squares.
-    actions: their number.
-    largest: highest ratio π_old/q, or its inverse.
-    """
-
-    kl: jax.Array
-    truncated: jax.Array
-    weights: jax.Array
-    squares: jax.Array
-    actions: jax.Array
-    largest: jax.Array
-
-    def effective_share(self) -> jax.Array:
-        """The effective sample size (Kish, 1965) as a share of the actions: 1 if all weigh alike.
-
-        It is computed from summed parts, such as those of micro-batches.
-        """
-        size = jnp.square(self.weights) / jnp.maximum(self.squares, 1e-30)
-        return size / jnp.maximum(self.actions, 1.0)
-
-
-def correction(
-    old: jax.Array, sampler: jax.Array, valid: jax.Array, most: float = 2.0
-) -> Correction:
-    """Diagnostics of `sampler_weights`."""
-    difference = jnp.where(valid, old - sampler, 0.0)
-    ratio = _ratio(difference, jnp.zeros_like(difference))
-    weights = jnp.where(valid, sampler_weights(old, sampler, most), 0.0)
-    return Correction(
-        kl=(ratio - difference - 1.0).sum(),
-        truncated=((ratio > most) & valid).sum().astype(jnp.float32),
-        weights=weights.sum(),
-        squares=jnp.square(weights).sum(),
-        actions=valid.sum().astype(jnp.float32),
-        largest=jnp.maximum(ratio, 1.0 / ratio).max(initial=1.0),
-    )
+    return jnp.square(weight) / jnp.maximum(square, 1e-30)
 
 
 def _ratio(log_prob: jax.Array, old: jax.Array) -> jax.Array:
     """π/π_old. An infinite one makes a NaN of the gradient that the clip takes away."""
     return jnp.exp(jnp.clip(log_prob - old, -FURTHEST, FURTHEST))
+
+
+# ------------------------------------------------------------------------ pairs
+
+# Which of two sequences with one prompt is the better one. The log-probability of a sequence is the
+# sum over its tokens, or their mean; the caller has chosen.
+
+
+def margins(policy: jax.Array, reference: jax.Array) -> jax.Array:
+    """`h = (log π(w) − log π(l)) − (log ref(w) − log ref(l))`, `[N]` (Azar et al., eq. 17).
+
+    It is 0 where the policy is the reference.
+
+    Args:
+        policy, reference: `[N, 2]`, log-probabilities of winner and loser.
+    """
+    return (policy[:, 0] - policy[:, 1]) - (reference[:, 0] - reference[:, 1])
+
+
+def ipo_loss(h: jax.Array, weights: jax.Array, beta: float) -> jax.Array:
+    """`Σ weight · (h − 1/(2β))²` (IPO, Azar et al., arXiv 2310.12036, eq. 17).
+
+    Args:
+        h: `[N]`, of `margins`.
+        weights: `[N]`; a pair of weight 0 has no part in anything.
+        beta: β, the paper's τ, above 0: the margin that is aimed at is 1/(2β) nats.
+    """
+    h = jnp.where(weights > 0, h, 0.0)  # a NaN would be one in the gradient
+    return weighted_sum(jnp.square(h - 1.0 / (2.0 * beta)), weights)
+
+
+def dpo_loss(
+    h: jax.Array, weights: jax.Array, beta: float, label_smoothing: float = 0.0
+) -> jax.Array:
+    """`Σ weight · −log σ(β·h)` (DPO, Rafailov et al., arXiv 2305.18290, eq. 7).
+
+    With a share ε of labels that are the wrong way round the loss is `−(1 − ε)·log σ(β·h) −
+    ε·log σ(−β·h)` (Mitchell, "A note on DPO with noisy preferences", 2023, eq. 3): least where
+    σ(β·h) is 1 − ε.
+
+    Args:
+        h, weights: as in `ipo_loss`.
+        beta: β, above 0.
+        label_smoothing: ε, 0 to 0.5.
+    """
+    h = jnp.where(weights > 0, h, 0.0)
+    losses = (1.0 - label_smoothing) * jax.nn.softplus(-beta * h)
+    losses = losses + label_smoothing * jax.nn.softplus(beta * h)
+    return weighted_sum(losses, weights)

@@ -23,7 +23,7 @@ from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import with_stop
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, sampler
 from qrag_jax.feedback.rewards import Rewards, Unscored
-from qrag_jax.learners.pqn import Feedback
+from qrag_jax.learners.two_towers import Feedback
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns, until_found

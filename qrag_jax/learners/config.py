@@ -52,36 +52,34 @@ ALL, BEST = LEARNED = ("all", "best")
 
 
 @dataclasses.dataclass(frozen=True)
-class SFTConfig:
-    """Section `sft`: the policy imitates the sampled tokens of given episodes."""
+class _Passes:
+    """What all have in common that learn from batches of episodes."""
 
     members: Count = 1  # episodes of one question
-    epochs: Count = 1  # updates from one batch
-
-    @property
-    def updates_per_batch(self) -> int:
-        """Optimizer steps that one batch gives."""
-        return self.epochs
-
-
-@dataclasses.dataclass(frozen=True)
-class _ByRewards:
-    """What GRPO and PPO have in common, over searches and over tokens."""
-
-    members: Count = 1  # episodes of one question
-    clip_low: Weight = 0.2  # ε below 1
-    clip_high: Weight = 0.2  # ε above 1
     epochs: Count = 1  # passes over one batch
-
-    @property
-    def clip(self) -> Clip:
-        """Bounds of the importance ratio."""
-        return Clip(self.clip_low, self.clip_high)
 
     @property
     def updates_per_batch(self) -> int:
         """Optimizer steps that one batch gives."""
         return self.epochs * getattr(self, "minibatches", 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class SFTConfig(_Passes):
+    """Section `sft`: the policy imitates the sampled tokens of given episodes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _ByRewards(_Passes):
+    """What GRPO and PPO have in common, over searches and over tokens."""
+
+    clip_low: Weight = 0.2  # ε below 1
+    clip_high: Weight = 0.2  # ε above 1
+
+    @property
+    def clip(self) -> Clip:
+        """Bounds of the importance ratio."""
+        return Clip(self.clip_low, self.clip_high)
 
 
 @dataclasses.dataclass(frozen=True)

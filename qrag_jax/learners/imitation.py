@@ -17,25 +17,27 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.algorithms import imitation, pqn
+from qrag_jax.algorithms.advantages import ends_of, gae
+from qrag_jax.algorithms.two_towers import imitation_loss, needed_next, twin_loss
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments.chunks import NOT_TAKEN, with_stop
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
-from qrag_jax.learners.pqn import (
+from qrag_jax.learners.two_towers import (
     Feedback,
-    Sums,
     Towers,
     over_towers,
     pull_back_both,
     tower_rows,
     with_dropout,
 )
+from qrag_jax.learners.update import Sums
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import TokenCount, TokenRows, embed_rows, first_of_its_kind
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.policies import soft_q
 from qrag_jax.rollouts.chunks import CHUNK, Actor, Draws, positions_of, rollout
+from qrag_jax.rollouts.experience import Played
 
 
 class States(NamedTuple):
@@ -102,19 +104,11 @@ class ImitationGradient:
             of_chunks[:chunks].reshape(*batch.chunk_mask.shape, -1),
         )
         learn = partial(self._loss, batch=batch, where=where, states=states, rows=rows)
-        (total, (right, q)), cotangents = jax.value_and_grad(learn, (0, 1), has_aux=True)(*embedded)
-        most = rows.lengths.shape[1]
-        flat = [leaf.reshape(-1, encoder.width) for leaf in cotangents]
-        stacked = jnp.stack([jnp.pad(leaf, ((0, most - len(leaf)), (0, 0))) for leaf in flat])
-        gradient, again = pull_back_both(actor, params, rows, stacked)
-        return gradient, Sums(
-            loss=total,
-            transitions=states.valid.sum().astype(jnp.float32),
-            episodes=jnp.zeros((), jnp.float32),
-            by_transition={"accuracy": right, "mean_q": q},
-            by_episode={},
-            tokens=TokenCount.total([used, again]),
-        )
+        (total, by_state), cotangents = jax.value_and_grad(learn, (0, 1), has_aux=True)(*embedded)
+        gradient, again = pull_back_both(actor, params, rows, cotangents)
+        number = states.valid.sum().astype(jnp.float32)
+        means = {name: (each, number) for name, each in ({"loss": total} | by_state).items()}
+        return gradient, Sums(total, TokenCount.total([used, again]), means, {})
 
     def states(self, params: Params | Adapted, batch: EpisodeBatch, draws: Draws) -> States:
         """The states of a batch: of two orders of the facts, and of the own search if asked for.
@@ -145,7 +139,7 @@ class ImitationGradient:
         taken, valid = (jnp.concatenate(leaves, axis=1) for leaves in zip(*parts, strict=True))
         was_taken = (taken[..., None] == column[None]).any(axis=2)
         available = self._shown(batch, draws)[:, None] & ~was_taken
-        needed = imitation.needed_next(batch.rank[:, None], available)
+        needed = needed_next(batch.rank[:, None], available)
         if stop:
             known = (facts > 0)[:, None, None] & ~needed.any(axis=-1, keepdims=True)
             needed |= known & (column == support.shape[1] - 1)
@@ -174,8 +168,8 @@ class ImitationGradient:
         where: Callable[[jax.Array], jax.Array],
         states: States,
         rows: TokenRows,
-    ) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-        """The summed loss of embeddings `[B, S, D]` and `[B, C, D]`; right states, their best Q."""
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The summed loss of embeddings `[B, S, D]` and `[B, C, D]`, and sums over states."""
         config, last = self.config, self.actor.config.last_position(batch.chunk_mask.shape[1])
 
         def scores(state: tuple[jax.Array, jax.Array]) -> jax.Array:
@@ -196,13 +190,14 @@ class ImitationGradient:
             )
             needed = jnp.concatenate([needed, jnp.zeros(shape, bool)], axis=-1)
         logits = logits / (config.temperature or self.pqn.alpha)
-        total, _ = imitation.loss(logits, needed, available, states.valid)
+        total = imitation_loss(logits, needed, available, states.valid)
         if config.returns:
             total += config.returns * self._of_returns(twin, batch, states)
         best = jnp.where(states.available, q, soft_q.MASKED)
         hit = jnp.take_along_axis(states.needed, best.argmax(-1)[..., None], -1)[..., 0]
         mean = jnp.where(states.valid, best.max(-1), 0.0).sum()
-        return total, ((hit & states.valid).sum().astype(jnp.float32), mean)
+        right = (hit & states.valid).sum().astype(jnp.float32)
+        return total, {"accuracy": right, "mean_q": mean}
 
     def _of_others(
         self, of_states: jax.Array, of_chunks: jax.Array, batch: EpisodeBatch, rows: TokenRows
@@ -239,11 +234,12 @@ class ImitationGradient:
         action = jnp.diagonal(following, axis1=1, axis2=2)
         alone = states.needed[:, :steps].argmax(axis=-1)
         action = jnp.where(action == NOT_TAKEN, alone, action)
-        done = ~jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
-        rewards = jnp.where(valid, self.feedback(batch, _Path(action, valid)), 0.0)
-        goal = pqn.targets(rewards, done, jnp.zeros_like(rewards), self.pqn.gamma, 1.0)
+        path = Played(action, valid, jnp.zeros(valid.shape))
+        rewards = jnp.where(valid, self.feedback(batch, path), 0.0)
+        discounts = self.pqn.gamma, 1.0
+        _, goal = gae(rewards, jnp.zeros_like(rewards), valid, ends_of(valid), discounts)
         chosen = jnp.take_along_axis(twin[:, :steps], action[..., None, None], 2)[:, :, 0]
-        return pqn.twin_loss(chosen, goal, valid)[0]
+        return twin_loss(chosen, goal, valid)
 
 
 def _noise(draws: Draws, time: int, like: jax.Array) -> jax.Array:
@@ -251,10 +247,3 @@ def _noise(draws: Draws, time: int, like: jax.Array) -> jax.Array:
     assert draws.keys is not None
     keys = jax.vmap(jax.random.fold_in, (0, None))(draws.keys, time)
     return jax.vmap(lambda key: jax.random.uniform(key, like.shape[1:]))(keys)
-
-
-class _Path(NamedTuple):
-    """What rewards read of a trajectory."""
-
-    actions: jax.Array
-    valid: jax.Array

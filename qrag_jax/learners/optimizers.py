@@ -168,29 +168,21 @@ def learning_rate_schedule(config: OptimizerConfig) -> optax.Schedule:
     peak, final = config.learning_rate, config.learning_rate * config.final_ratio
     warmup = max(config.warmup_steps, 1)
     decay = max(config.total_steps - config.warmup_steps, 1)
-    if config.schedule == "constant":
-        after = optax.constant_schedule(peak)
-    elif config.schedule == "linear":
-        after = optax.linear_schedule(peak, final, decay)
-    elif config.schedule == "cosine":
-        after = optax.cosine_decay_schedule(peak, decay, config.final_ratio)
-    else:
-        after = quarter_cosine_schedule(peak, decay, config.final_ratio)
+
+    def quarter_cosine(step: Any) -> jax.Array:
+        # In float32 the cosine of a right angle is a little below 0.
+        left = jnp.maximum(jnp.cos(0.5 * math.pi * jnp.clip(step / decay, 0.0, 1.0)), 0.0)
+        return peak * (config.final_ratio + (1.0 - config.final_ratio) * left)
+
+    after = {
+        "constant": optax.constant_schedule(peak),
+        "linear": optax.linear_schedule(peak, final, decay),
+        "cosine": optax.cosine_decay_schedule(peak, decay, config.final_ratio),
+        "quarter_cosine": quarter_cosine,
+    }[config.schedule]
     # The first step already learns: with a rate of 0 it would be lost, and α_t would be almost 0.
     rise = optax.linear_schedule(peak / warmup, peak, max(warmup - 1, 1))
     return optax.join_schedules([rise, after], [config.warmup_steps])
-
-
-def quarter_cosine_schedule(peak: float, steps: int, final_ratio: float) -> optax.Schedule:
-    """`peak·(r + (1 - r)·cos(π/2 · step/steps))` with r = `final_ratio`; then it stays `peak·r`."""
-
-    def rate(step: jnp.ndarray) -> jnp.ndarray:
-        over = jnp.clip(step / steps, 0.0, 1.0)
-        # In float32 the cosine of a right angle is a little below 0.
-        height = jnp.maximum(jnp.cos(0.5 * math.pi * over), 0.0)
-        return peak * (final_ratio + (1.0 - final_ratio) * height)
-
-    return rate
 
 
 def make_optimizer(config: OptimizerConfig) -> optax.GradientTransformationExtraArgs:

@@ -16,29 +16,17 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from qrag_jax.algorithms.advantages import (
+    ends_of,
     group_advantages,
     mixed_advantages,
     step_advantages,
     varies,
 )
-from qrag_jax.algorithms.policy_gradient import (
-    BNPO,
-    aggregation,
-    clipped_value_loss,
-    only,
-    weighted_sum,
-)
-from qrag_jax.learners.action_loss import (
-    PerAction,
-    action_losses,
-    departure_metrics,
-    learn_actions,
-    ppo_actions,
-    summed,
-)
+from qrag_jax.algorithms.policy_gradient import BNPO, aggregation, clipped_value_loss, weighted_sum
 from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
+from qrag_jax.learners.policy import PerAction, PolicyLearner, action_loss, ppo_actions
 from qrag_jax.learners.state import Critic, TrainState
-from qrag_jax.learners.update import Learner, Metrics, Update, counted, in_steps, step_metrics
+from qrag_jax.learners.update import Metrics, Sums, Update, counted
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import EXACT
@@ -51,10 +39,25 @@ from qrag_jax.runtime.mesh import BATCH_AXES
 
 _BY_EPISODE = PartitionSpec(BATCH_AXES)
 _ORDER = 2**32 - 2  # of minibatches; not the number of any step
+_NO_TOKENS: Any = TokenCount(0.0, 0.0)  # of sums to which they are added later
+
+
+class Searches(NamedTuple):
+    """What is learned from each search; `[N, T, …]`, or of rows `[R, …]`.
+
+    Attributes:
+        pool, present, actions: as in `HopBatch`.
+        targets: what it is learned with; the old log-probabilities are those of the draw.
+    """
+
+    pool: jax.Array
+    present: jax.Array
+    actions: jax.Array
+    targets: PerAction
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QueryEncoder(Learner):
+class QueryEncoder(PolicyLearner):
     """A query encoder, or adapters on a frozen base, and how it learns.
 
     Attributes:
@@ -77,91 +80,54 @@ class QueryEncoder(Learner):
     def __post_init__(self) -> None:
         object.__setattr__(self, "encoder", self.encoder.on(self.mesh))
 
-
-class Searches(NamedTuple):
-    """What is learned from each search; `[N, T, …]`, or of rows `[R, …]`.
-
-    Attributes:
-        pool, present, actions: as in `HopBatch`.
-        stored: log-probabilities when the search was drawn.
-        targets: what it is learned with.
-    """
-
-    pool: jax.Array
-    present: jax.Array
-    actions: jax.Array
-    stored: jax.Array
-    targets: PerAction
-
-
-class Passes:
-    """Forward and backward passes over the mesh."""
-
-    def __init__(self, learner: QueryEncoder) -> None:
-        self.learner = learner
-
-    def gradient(
-        self, learned: Critic, base: Params | None, rows: TokenRows, searches: Searches
-    ) -> tuple[Critic, Any]:
-        """The gradient of the summed loss of policy or critic, and sums (`learn_actions`)."""
-        encoder, blocks = self._encoder
-        rows, searches = _flat(rows), jax.tree.map(_flattened, searches)
+    def gradient(self, learned: Critic, base: Params | None, part: Any) -> tuple[Critic, Sums]:
+        """See `PolicyLearner`; a part is `TokenRows` and `Searches`."""
+        rows, searches = _flat(part[0]), jax.tree.map(_flattened, part[1])
         head, whole = learned[1:], merge(learned.tower, base)
 
         def total(embedded: jax.Array, head: Any, searches: Searches) -> jax.Array:
-            return self._losses(embedded, Critic(None, *head), searches)[0]
+            return self._sums(embedded, Critic(None, *head), searches).loss
 
         def cotangents(embedded: jax.Array, searches: Searches) -> jax.Array:
             return jax.grad(total)(embedded, head, searches)
 
         tower, embedded, tokens = embed_and_pull_back(
-            encoder, blocks, whole, rows, cotangents, of_rows=searches
+            self.encoder, self.blocks, whole, rows, cotangents, of_rows=searches
         )
         of_head = jax.grad(total, 1)(embedded, head, searches)
-        _, sums = self._losses(embedded, learned, searches, tokens)
+        sums = self._sums(embedded, learned, searches)._replace(tokens=tokens)
         return Critic(tower, *of_head), sums
 
     def read(
         self, by: Critic, base: Params | None, rows: TokenRows, searches: Searches
     ) -> jax.Array:
         """Log-probabilities `[N, T]`, or a critic's values: 0 where there was no search."""
-        encoder, blocks = self._encoder
-        flat, whole = _flat(rows), encoder.alone(merge(by.tower, base))
-        embedded, _ = embed_rows(encoder, blocks, whole, flat)
+        flat, whole = _flat(rows), self.encoder.alone(merge(by.tower, base))
+        embedded, _ = embed_rows(self.encoder, self.blocks, whole, flat)
         if by.weights is None:
             found = self._scores(embedded, jax.tree.map(_flattened, searches)).log_probs
         else:
             found = jnp.where(flat.lengths > 0, _valued(embedded, by), 0.0)
         return found.reshape(rows.lengths.shape)
 
-    @property
-    def _encoder(self) -> tuple[TextEncoder, Blocks]:
-        return self.learner.encoder, self.learner.blocks
-
-    def _losses(
-        self, embedded: jax.Array, by: Critic, searches: Searches, tokens: TokenCount | None = None
-    ) -> tuple[jax.Array, Any]:
-        """The summed loss of policy or critic; with the tokens that were computed, also sums."""
-        config, targets = self.learner.config, searches.targets
+    def _sums(self, embedded: jax.Array, by: Critic, searches: Searches) -> Sums:
+        """Of policy or critic, without the tokens that were computed."""
+        config, targets = self.config, searches.targets
         if by.weights is not None:
             assert isinstance(config, PPOConfig)
             values = _valued(embedded, by)
             each = clipped_value_loss(values, targets.value, targets.returns, config.value_clip)
-            loss = weighted_sum(each, targets.weight)
-            return loss, (loss, tokens)
+            return Sums(weighted_sum(each, targets.weight), _NO_TOKENS, {}, {})
         scores = self._scores(embedded, searches)
-        is_fresh = self.learner.is_fresh and config.updates_per_batch == 1
-        losses = action_losses(config, scores, targets, is_fresh=is_fresh)
-        if tokens is None:
-            return weighted_sum(losses.each, targets.weight), None
-        gap = jnp.where(targets.weight > 0, jnp.abs(scores.log_probs - searches.stored), 0.0).sum()
-        sums = summed(config, losses, scores, targets, tokens=tokens)
-        return sums.loss, sums._replace(gap=gap)
+        is_fresh = self.is_fresh and config.updates_per_batch == 1
+        sums = action_loss(config, scores, targets, tokens=_NO_TOKENS, is_fresh=is_fresh)
+        gap = jnp.where(targets.weight > 0, jnp.abs(scores.log_probs - targets.old), 0.0).sum()
+        sums.means["replay_gap"] = gap, sums.means["entropy"][1]
+        return sums
 
     def _scores(self, embedded: jax.Array, searches: Searches) -> TokenScores:
         """Of each search, `[R]`."""
-        tau = self.learner.tau
-        logits = plackett_luce.pool_logits(embedded, searches.pool, searches.present, tau)
+        logits = plackett_luce.pool_logits(embedded, searches.pool, searches.present, self.tau)
         log_prob = plackett_luce.log_prob(logits, searches.actions)
         return TokenScores(log_prob, plackett_luce.entropy(logits))
 
@@ -199,44 +165,32 @@ def make_query_update(learner: QueryEncoder) -> Update:
     `learning_rate`, `padding_share`, `env_steps` and `skipped`.
     """
     config, split = learner.config, learner.on_mesh(_BY_EPISODE)
-    passes, steps = Passes(learner), config.updates_per_batch
+    name = BNPO if isinstance(config, PPOConfig) else config.aggregation
 
     def update(state: TrainState, batch: HopBatch, base: Params | None = None):
-        rows, searches, metrics = _prepared(passes, state, batch, base)
+        rows, searches, metrics = _prepared(learner, state, batch, base)
+        valid, order = searches.targets.weight > 0, None
+        counts = valid.sum(axis=-1).astype(jnp.float32)
+        each, divisor = aggregation(name, counts, valid.shape[1])
+        divisors = divisor[None]
+        if config.updates_per_batch > 1:
+            order = minibatch_order(state, config, len(counts))
+            divisors = jax.vmap(lambda n: aggregation(name, n, valid.shape[1])[1])(counts[order])
+        weight = jnp.where(valid & (rows.lengths > 0), each[:, None], 0.0)
+        every = rows, searches._replace(targets=searches.targets._replace(weight=weight))
 
-        def step(state: TrainState, places: jax.Array | None):
-            part = rows, searches
-            if places is not None:
-                part = jax.tree.map(
-                    lambda leaf: jax.lax.with_sharding_constraint(leaf[places], split), part
-                )
-            part_rows, part_searches = part
-            valid = part_searches.targets.weight > 0
-            name = BNPO if isinstance(config, PPOConfig) else config.aggregation
-            counts = valid.sum(axis=-1).astype(jnp.float32)
-            each, divisor = aggregation(name, counts, valid.shape[1])
-            weight = jnp.where(valid & (part_rows.lengths > 0), each[:, None], 0.0)
-            targets = part_searches.targets._replace(weight=weight)
-            searched = part_searches._replace(targets=targets)
-            both = passes, passes if state.critic is not None else None
-            return learn_actions(
-                learner, both, state, base, part_rows, searched, divisor=jnp.maximum(divisor, 1.0)
-            )
+        def part_of(places: jax.Array | None) -> tuple[TokenRows, Searches]:
+            if places is None:
+                return every
+            part = jax.tree.map(lambda leaf: leaf[places], every)
+            return jax.lax.with_sharding_constraint(part, split)
 
-        order = None if steps == 1 else minibatch_order(state, config, len(batch.scored))
-        state, result = in_steps(step, state, order)
-        sums = result.sums
-        actions = jnp.maximum(sums.departure.actions.sum(), 1.0)
-        first = jnp.maximum(sums.departure.actions[0], 1.0)
-        metrics |= step_metrics(result.step, learner.schedule(state.step * steps), result.tokens)
-        metrics |= departure_metrics(sums) | {
-            "loss": (sums.loss / result.divisor).mean(),
-            "entropy": sums.entropy.sum() / actions,
-            "replay_gap": sums.gap[0] / first,
-        }
-        if isinstance(config, PPOConfig):
-            metrics["value_loss"] = result.value_loss.sum() / actions
-        return counted(state, (rows.lengths > 0).sum(dtype=jnp.int32), metrics)
+        divisors = jnp.maximum(divisors, 1.0)
+        state, learned = learner.learn_in_steps(
+            state, base, part_of, order, divisors, one_pass=config.minibatches
+        )
+        learned.pop("critic_grad_norm", None)  # not reported of searches
+        return counted(state, (rows.lengths > 0).sum(dtype=jnp.int32), learned | metrics)
 
     return learner.update(update, split)
 
@@ -254,18 +208,16 @@ def minibatch_order(
 
 
 def _prepared(
-    passes: Passes, state: TrainState, batch: HopBatch, base: Params | None
+    learner: QueryEncoder, state: TrainState, batch: HopBatch, base: Params | None
 ) -> tuple[TokenRows, Searches, Metrics]:
     """The rows that are learned from, all that is known before the first gradient, and metrics."""
-    learner = passes.learner
     config, scored = learner.config, batch.scored
     valid = (batch.lengths > 0) & scored[:, None]
     rows = TokenRows(batch.tokens, jnp.where(valid, batch.lengths, 0))
     nothing = jnp.zeros_like(batch.log_probs)
-    (old,) = only(valid, batch.log_probs)
-    weight = valid.astype(jnp.float32)
+    old, weight = jnp.where(valid, batch.log_probs, 0.0), valid.astype(jnp.float32)
     targets = PerAction(old, nothing, nothing, weight, nothing, nothing)
-    searches = Searches(batch.pool, batch.present, batch.actions, old, targets)
+    searches = Searches(batch.pool, batch.present, batch.actions, targets)
     of_episode, of_hop = (jnp.asarray(each, jnp.float32) for each in learner.weights)
     # Sums, not matrix products: a GPU would round the factors of these.
     totals = (jnp.where(scored[:, None], batch.episode_rewards, 0.0) * of_episode[None]).sum(-1)
@@ -286,12 +238,12 @@ def _prepared(
             kept = jnp.repeat(differs, config.members)[:, None]
             rows = rows._replace(lengths=jnp.where(kept, rows.lengths, 0))
     if state.reference is not None:
-        reference = passes.read(Critic(state.reference), base, rows, searches)
+        reference = learner.read(Critic(state.reference), base, rows, searches)
         targets = targets._replace(reference=reference)
     if isinstance(config, PPOConfig):
         critic: Any = state.critic
-        value = passes.read(critic, base, rows, searches)
-        last = valid & ~jnp.pad(valid[:, 1:], ((0, 0), (0, 1)))
+        value = learner.read(critic, base, rows, searches)
+        last = ends_of(valid)
         by_hop += jnp.where(last, totals[:, None], 0.0)
         targets = targets._replace(value=value)
         metrics["kl"] = jnp.zeros(())

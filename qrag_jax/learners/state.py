@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from qrag_jax.learners.placement import both, of_one_tower, place
+from qrag_jax.learners.placement import both
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.runtime.mesh import Rules, shardings_of
 
@@ -94,14 +94,6 @@ class Parts(NamedTuple):
             reference=copy() if self.keeps_reference else None,
         )
 
-    def next_stage(self, state: TrainState) -> TrainState:
-        """The state with which a later stage of training begins: its moments are zero.
-
-        A KL is to the parameters of its start; targets and a critic begin as the policy is then.
-        """
-        begun = self.build(state.params, state.key)
-        return begun._replace(step=state.step, env_steps=state.env_steps)
-
     def shapes(self, tower: Params) -> TrainState:
         """Shape and dtype of every array of the state, from those of one tower or its adapters."""
 
@@ -114,25 +106,6 @@ class Parts(NamedTuple):
         """The sharding of every array of the state; what belongs to a parameter follows it."""
         state = self.shapes(tower)
         return shardings_of(mesh, rules, state, state.params)
-
-    def first_state(
-        self, shardings: TrainState, tower: Params, seed: int, second: Params | None = None
-    ) -> TrainState:
-        """The first state on the mesh; no device ever holds more than its part of an array.
-
-        Args:
-            tower: parameters of one tower, or of its adapters: host arrays, the same on every host,
-                or `StoredLeaf`s. Both towers, if there are two, are copies of it.
-            second: as `tower`, of the tower of chunks, if that is another.
-        """
-
-        def build(*towers: Params) -> TrainState:
-            params = both(*towers) if self.has_targets else towers[0]
-            return self.build(params, jax.random.key(seed))
-
-        one = of_one_tower(shardings.params) if self.has_targets else shardings.params
-        towers = [place(each, one) for each in (tower, second) if each is not None]
-        return jax.jit(build, out_shardings=shardings)(*towers)
 
 
 def episode_keys(state: TrainState, batch: jax.Array, episodes: int) -> jax.Array:

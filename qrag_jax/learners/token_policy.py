@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import jax
@@ -16,15 +17,30 @@ import jax.numpy as jnp
 from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
+from qrag_jax.algorithms.policy_gradient import (
+    clipped_value_loss,
+    dpo_loss,
+    ipo_loss,
+    margins,
+    weighted_sum,
+)
+from qrag_jax.learners.config import (
+    IPO,
+    PreferenceConfig,
+    SFTConfig,
+    TokenGRPOConfig,
+    TokenPPOConfig,
+)
+from qrag_jax.learners.policy import PerAction, PolicyLearner, action_loss
 from qrag_jax.learners.state import Critic
-from qrag_jax.learners.update import Learner, added, over_axis
+from qrag_jax.learners.update import Sums, added, over_axis
 from qrag_jax.models.compute.lora import Leaves, attach, merge, trainable
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.compute.row_sums import add_rows, take_rows
 from qrag_jax.models.compute.sharing import shared_layout
 from qrag_jax.models.trunks.transformer import HEAD, WORDS, Params, Transformer
-from qrag_jax.policies.tokens import Vocabulary, token_scores
+from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
 from qrag_jax.rollouts.token_blocks import TokenBlocks
 from qrag_jax.runtime.mesh import (
     AXES,
@@ -42,14 +58,17 @@ Config = TypeVar("Config", covariant=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenPolicy(Learner, Generic[Config]):
+class TokenPolicy(PolicyLearner, Generic[Config]):
     """A causal language model, or adapters on a frozen one, and how it learns.
+
+    What is read of a sampled token are its `TokenScores`; by a critic, the value of the state in
+    which it was sampled. A pass takes the parameters of adapters with the base that they are on, or
+    all weights with the base None.
 
     Attributes:
         trunk: maps tokens to hidden states; the head is its word table, or the leaf `HEAD`.
         vocabulary: how hidden states become log-probabilities.
         config: constants of the algorithm.
-        weights: of the parts of an episode's reward `[K]`.
         lora_scale: factor on the product of an adapter's two matrices.
         rests_until: the policy learns nothing before this update, in which its critic warms up.
     """
@@ -57,7 +76,6 @@ class TokenPolicy(Learner, Generic[Config]):
     trunk: Transformer
     vocabulary: Vocabulary
     config: Config
-    weights: tuple[float, ...]
     lora_scale: float = 1.0
     rests_until: int = 0
 
@@ -69,32 +87,11 @@ class TokenPolicy(Learner, Generic[Config]):
         """Devices that rows are split over."""
         return math.prod(row_devices(self.mesh))
 
-
-# (what is read of each sampled token `[S]`, block, what it is learned with) → the summed loss, of
-# which the gradient is taken, and the sums (`update.added`)
-BlockLoss = Callable[[Any, TokenBlocks, Any], tuple[jax.Array, Any]]
-_Head = tuple[Any, Any]  # of a critic: weights and bias, or None
-# Prepared parameters, words `[fsdp, T, H]`, head `[V, H]`.
-_Used = tuple[Params, jax.Array, jax.Array]
-
-
-class BlockPasses:
-    """Forward and backward passes over the mesh, of a loss of blocks.
-
-    What is read of a sampled token are its `TokenScores`; by a critic, the value of the state in
-    which it was sampled. A pass takes the parameters of adapters with the base that they are on, or
-    all weights with the base None.
-    """
-
-    def __init__(self, policy: TokenPolicy, loss: BlockLoss) -> None:
-        self.policy, self.loss = policy, loss
-
-    def gradient(
-        self, learned: Critic, base: Params | None, blocks: TokenBlocks, targets: Any
-    ) -> tuple[Critic, Any]:
-        """The gradient of the summed loss, and the sums."""
-        trunk, whole, mesh = self.policy.trunk, merge(learned.tower, base), self.policy.mesh
-        trained, frozen, to_stored = trainable(trunk, whole, self.policy.lora_scale)
+    def gradient(self, learned: Critic, base: Params | None, part: Any) -> tuple[Critic, Sums]:
+        """See `PolicyLearner`; a part is `TokenBlocks` and what their tokens are learned with."""
+        whole, config = merge(learned.tower, base), self.config
+        loss = pair_loss if isinstance(config, PreferenceConfig) else token_loss
+        trained, frozen, to_stored = trainable(self.trunk, whole, self.lora_scale)
         # The gradient of words is added up row by row, that of a head of its own beside it.
         tables = {path: trained.pop(path) for path in ((WORDS,), (HEAD,)) if path in trained}
         every = frozen | tables
@@ -104,11 +101,11 @@ class BlockPasses:
         def of_replica(block: TokenBlocks, targets: Any, *total: Any) -> tuple[Any, Any]:
             words = self._words(table, block)
 
-            def of_loss(layers: Leaves, lookups: Any, critic: _Head) -> Any:
+            def of_loss(layers: Leaves, lookups: Any, critic: tuple[Any, Any]) -> Any:
                 used = unflatten_dict(frozen | layers), *(lookups or (words, head))
                 read = self._read(used, critic, block)
-                losses, sums = on_each(FSDP, self.loss, read, block, targets)
-                return losses.sum(), over_axis(sums)
+                sums = over_axis(on_each(FSDP, partial(loss, config), read, block, targets))
+                return sums.loss, sums
 
             lookups = (words, head) if tables else None
             _, back, sums = jax.vjp(of_loss, trained, lookups, learned[1:], has_aux=True)
@@ -128,19 +125,18 @@ class BlockPasses:
             total, sums = on_each(DATA, of_replica, *block, *total)
             return total, over_axis(sums)
 
-        zeros = zeros_like(mesh, (trained, tables, learned[1:]))
-        total, sums = _summed(one, zeros, _by_device(mesh, (blocks, targets)))
+        zeros = zeros_like(self.mesh, (trained, tables, learned[1:]))
+        total, sums = _summed(one, zeros, _by_device(self.mesh, part))
         of_layers, of_tables, of_critic = jax.tree.map(lambda leaf: leaf.sum(axis=0), total)
         return Critic(to_stored(of_layers | of_tables), *of_critic), sums
 
     def read(self, learned: Critic, base: Params | None, blocks: TokenBlocks) -> jax.Array:
         """Log-probabilities `[B, S]` of the sampled tokens, or a critic's values."""
-        trunk = self.policy.trunk
-        whole = attach(merge(learned.tower, base), self.policy.lora_scale)
-        prepared = trunk.prepare(whole, trunk.precision.products)
+        whole = attach(merge(learned.tower, base), self.lora_scale)
+        prepared = self.trunk.prepare(whole, self.trunk.precision.products)
         table = prepared[WORDS]
         head = prepared.get(HEAD, table)
-        of_devices = _by_device(self.policy.mesh, blocks)
+        of_devices = _by_device(self.mesh, blocks)
 
         def of_replica(block: TokenBlocks) -> jax.Array:
             used = prepared, self._words(table, block), head
@@ -156,28 +152,92 @@ class BlockPasses:
 
     def _words(self, table: jax.Array, block: TokenBlocks) -> jax.Array:
         """The rows `[fsdp, T, H]` of the word table, which is never whole anywhere."""
-        return on_each(FSDP, lambda own: everywhere(self.policy.mesh, table[own]), block.tokens)
+        return on_each(FSDP, lambda own: everywhere(self.mesh, table[own]), block.tokens)
 
-    def _read(self, used: _Used, critic: _Head, block: TokenBlocks) -> Any:
-        """What is read of the sampled tokens `[fsdp, S]` of one block of each device."""
+    def _read(
+        self, used: tuple[Params, jax.Array, jax.Array], critic: tuple[Any, Any], block: TokenBlocks
+    ) -> Any:
+        """What is read of the sampled tokens `[fsdp, S]` of one block of each device.
+
+        Args:
+            used: prepared parameters, words `[fsdp, T, H]`, head `[V, H]`.
+            critic: its weights and bias, or None.
+        """
         (prepared, words, head), (weights, bias) = used, critic
 
         def hidden_before(words: jax.Array, block: TokenBlocks) -> jax.Array:
             layout = shared_layout(block.shared, block.lengths, len(block.tokens), block.longest)
-            hidden = jnp.asarray(self.policy.trunk.apply({"params": prepared}, words, layout))
+            hidden = jnp.asarray(self.trunk.apply({"params": prepared}, words, layout))
             return take_rows(hidden, block.place)
 
         before = on_each(FSDP, hidden_before, words, block)  # [fsdp, S, H]
         if weights is None:
             # Together, so that a block of the head is used once for all devices.
             devices, sampled, width = before.shape
-            vocabulary = self.policy.vocabulary
-            vocabulary = vocabulary._replace(numbers=vocabulary.numbers * devices)
+            vocabulary = self.vocabulary._replace(numbers=self.vocabulary.numbers * devices)
             flat = before.reshape(-1, width), head, block.target.reshape(-1)
             scores = token_scores(vocabulary, *flat)
             return jax.tree.map(lambda leaf: leaf.reshape(devices, sampled), scores)
         states = before.astype(jnp.float32)
         return jnp.einsum("fsh,h->fs", states, weights, precision=EXACT) + bias
+
+
+# ------------------------------------------------------------------------ losses of a block
+
+
+def token_loss(
+    config: SFTConfig | TokenGRPOConfig | TokenPPOConfig,
+    read: TokenScores | jax.Array,
+    block: TokenBlocks,
+    targets: PerAction,
+) -> Sums:
+    """The loss of a block's sampled tokens, or of a critic's values."""
+    tokens = token_count(block)
+    if not isinstance(read, TokenScores):
+        assert isinstance(config, TokenPPOConfig)
+        each = clipped_value_loss(read, targets.value, targets.returns, config.value_clip)
+        return Sums(weighted_sum(each, targets.weight), tokens, {}, {})
+    rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
+    # If a batch gives one step, its tokens are of the policy that learns.
+    how: dict[str, Any] = {"is_fresh": config.updates_per_batch == 1, "sampler": block.sampler}
+    return action_loss(config, read, targets, tokens=tokens, rows=rows, **how)
+
+
+def pair_loss(
+    config: PreferenceConfig,
+    scores: TokenScores,
+    block: TokenBlocks,
+    targets: tuple[jax.Array, jax.Array],
+) -> Sums:
+    """IPO or DPO of a block of pairs.
+
+    Args:
+        block: the first row of a group is the winner, the second the loser.
+        targets: of `token_update.PairEpisodes`, the reference `[Q, 2]` and the weights `[Q]`.
+    """
+    reference, weight = targets
+    rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
+    rows = rows & block.learned[None]
+    # Log-probabilities `[R]` of sequences, from those of tokens `[S]`; 0 where no row is.
+    total = jnp.where(rows, scores.log_probs[None], 0.0).sum(axis=1)
+    total = total / jnp.maximum(rows.sum(axis=1), 1) if config.averaged else total
+    policy = total.reshape(-1, 2)
+    h = margins(policy, reference)
+    if config.loss == IPO:
+        loss = ipo_loss(h, weight, config.beta)
+    else:
+        loss = dpo_loss(h, weight, config.beta, config.label_smoothing)
+    of_pairs = {
+        "margin": h,
+        "accuracy": h > 0,
+        "log_prob_winner": policy[:, 0],
+        "log_prob_loser": policy[:, 1],
+    }
+    pairs = (weight > 0).sum().astype(jnp.float32)
+    means = {
+        name: (jnp.where(weight > 0, each, 0.0).sum(), pairs) for name, each in of_pairs.items()
+    }
+    return Sums(loss, token_count(block), means, {})
 
 
 def token_count(block: TokenBlocks) -> TokenCount:

@@ -1,4 +1,7 @@
-"""GRPO, PPO and imitation of a token policy: sampled tokens and rewards become ONE update."""
+"""GRPO, PPO and imitation of a token policy: sampled tokens and rewards become ONE update.
+
+So do pairs of rows with a common prompt, by IPO and DPO.
+"""
 
 from __future__ import annotations
 
@@ -11,32 +14,24 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.algorithms.advantages import best_of_groups, group_advantages
-from qrag_jax.algorithms.policy_gradient import (
-    BNPO,
-    aggregation,
-    clipped_value_loss,
-    correction,
-    weighted_sum,
+from qrag_jax.algorithms.advantages import best_of_groups, group_advantages, varies
+from qrag_jax.algorithms.policy_gradient import BNPO, aggregation, effective_share
+from qrag_jax.learners.config import (
+    BEST,
+    REWARD,
+    PreferenceConfig,
+    SFTConfig,
+    TokenGRPOConfig,
+    TokenPPOConfig,
 )
-from qrag_jax.learners.action_loss import (
-    PerAction,
-    Sums,
-    action_losses,
-    departure_metrics,
-    learn_actions,
-    ppo_actions,
-    summed,
-)
-from qrag_jax.learners.config import BEST, REWARD, SFTConfig, TokenGRPOConfig, TokenPPOConfig
+from qrag_jax.learners.policy import PerAction, ppo_actions
 from qrag_jax.learners.state import Critic, TrainState
-from qrag_jax.learners.token_policy import ROW_AXES, BlockPasses, TokenPolicy, token_count
-from qrag_jax.learners.update import Metrics, Update, counted, in_steps, step_metrics
-from qrag_jax.models.compute.ragged import TokenCount
+from qrag_jax.learners.token_policy import ROW_AXES, TokenPolicy
+from qrag_jax.learners.update import REPLICATED, Metrics, Update, counted
 from qrag_jax.models.trunks.transformer import Params
-from qrag_jax.policies.tokens import TokenScores
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
 from qrag_jax.rollouts.trajectories import TokenBatch
+from qrag_jax.runtime.mesh import put_whole
 
 
 class TokenEpisodes(NamedTuple):
@@ -44,10 +39,9 @@ class TokenEpisodes(NamedTuple):
 
     Attributes:
         blocks: rows of tokens, `[M, B, …]` for M minibatches; split over the devices along B.
-        rewards: float32 `[N, K]`; of GRPO, groups of neighbours.
+        rewards: float32 `[N]`; of GRPO, groups of neighbours.
         scored: bool `[N]`.
         counts: float32 `[N]`, tokens of each episode that are learned from.
-        differs: bool `[N]`, whether the rewards of its group differ; else its advantage is 0.
         ends: of PPO: bool `[M, B, S]`, the last token of each episode that is learned from.
     """
 
@@ -55,39 +49,29 @@ class TokenEpisodes(NamedTuple):
     rewards: jax.Array
     scored: jax.Array
     counts: jax.Array
-    differs: jax.Array
     ends: jax.Array | None
 
 
 def token_episodes(policy: TokenPolicy, batch: TokenBatch, shape: BlockShape) -> TokenEpisodes:
     """The episodes of a batch that something can be learned from, in blocks.
 
-    A group of GRPO's whose scored members do not differ counts in the divisor. Its gradient is 0
-    without a KL, so then nothing of it is computed. Minibatches of PPO are neighbouring episodes,
-    as many in each; whoever makes batches shuffles them.
-
-    Raises:
-        ValueError: the minibatches do not divide the episodes, or an episode that PPO learns from
-            has two rows, whose tokens would have no common order.
+    The parts of an episode's reward are added. A group of GRPO's whose scored members do not differ
+    counts in the divisor. Its gradient is 0 without a KL, so then nothing of it is computed.
+    Minibatches of PPO are neighbouring episodes, as many in each; whoever makes batches shuffles
+    them. An episode that PPO learns from has one row: tokens of two would have no common order.
     """
     config, learned, number = policy.config, batch.loss_mask, len(batch.scored)
     counts = np.bincount(batch.episode, learned.sum(axis=1), number + 1)[:-1]
-    differs = np.ones(number, bool)
+    rewards = batch.rewards.sum(axis=1, dtype=np.float32)
     if isinstance(config, TokenGRPOConfig):
-        totals = batch.rewards @ np.asarray(policy.weights, np.float32)
-        groups = (-1, config.members)
-        differs = _differs(totals.reshape(groups), batch.scored.reshape(groups))
-        differs = np.repeat(differs, config.members)
-        counts = np.where(batch.scored, counts, 0.0)
-        computed = batch.scored if config.beta else batch.scored & differs
+        counts, computed = np.where(batch.scored, counts, 0.0), batch.scored
+        if not config.beta:
+            groups = (-1, config.members)
+            differs: Any = varies(rewards.reshape(groups), batch.scored.reshape(groups))
+            computed = computed & np.repeat(differs, config.members)
         learned = learned & np.append(computed, False)[batch.episode][:, None]
     is_row = np.asarray(learned.any(axis=1))
     if isinstance(config, TokenPPOConfig):
-        if number % config.minibatches:
-            raise ValueError(f"{number} episodes are no {config.minibatches} equal minibatches")
-        rows = np.bincount(batch.episode, is_row, number + 1)[:-1]
-        if rows.max(initial=0) > 1:
-            raise ValueError(f"episode {rows.argmax()} has {rows.max():.0f} rows; PPO's have one")
         part = batch.episode // (number // config.minibatches)
         parts = [is_row & (part == each) for each in range(config.minibatches)]
     else:
@@ -99,15 +83,8 @@ def token_episodes(policy: TokenPolicy, batch: TokenBatch, shape: BlockShape) ->
     found = token_blocks(batches, shape, policy.row_devices)
     blocks: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
     ends = _ends(blocks) if isinstance(config, TokenPPOConfig) else None
-    rewards, counts = batch.rewards.astype(np.float32), counts.astype(np.float32)
-    targets: Any = rewards, batch.scored, counts, differs, ends
+    targets: Any = rewards, batch.scored, counts.astype(np.float32), ends
     return TokenEpisodes(blocks, *targets)
-
-
-def _differs(rewards: np.ndarray, scored: np.ndarray) -> np.ndarray:
-    low = np.where(scored, rewards, np.inf).min(axis=1)
-    high = np.where(scored, rewards, -np.inf).max(axis=1)
-    return scored.any(axis=1) & (high > low)
 
 
 def _ends(blocks: TokenBlocks) -> np.ndarray:
@@ -126,36 +103,7 @@ def episode_shardings(mesh: Mesh) -> Any:
     """Where the episodes of an update live: a `TokenEpisodes` of a sharding for each field."""
     replicated: Any = NamedSharding(mesh, PartitionSpec())
     by_block: Any = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
-    return TokenEpisodes(by_block, replicated, replicated, replicated, replicated, by_block)
-
-
-# ------------------------------------------------------------------------ losses
-
-
-def action_loss(
-    config: SFTConfig | TokenGRPOConfig | TokenPPOConfig,
-    scores: TokenScores,
-    block: TokenBlocks,
-    targets: PerAction,
-) -> tuple[jax.Array, Sums]:
-    """The loss of a block's sampled tokens; see `token_policy.BlockLoss`."""
-    rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
-    # If a batch gives one step, its tokens are of the policy that learns.
-    fresh, sampler = config.updates_per_batch == 1, block.sampler
-    losses = action_losses(config, scores, targets, is_fresh=fresh, sampler=sampler, rows=rows)
-    cap = getattr(config, "sampler_cap", 1.0)
-    apart = correction(losses.old, sampler, targets.weight > 0, cap)
-    sums = summed(config, losses, scores, targets, tokens=token_count(block), correction=apart)
-    return sums.loss, sums
-
-
-def value_loss(
-    most: float, values: jax.Array, block: TokenBlocks, targets: PerAction
-) -> tuple[jax.Array, tuple[jax.Array, TokenCount]]:
-    """The clipped squared error of each value, at most so far from that before the update."""
-    each = clipped_value_loss(values, targets.value, targets.returns, most)
-    loss = weighted_sum(each, targets.weight)
-    return loss, (loss, token_count(block))
+    return TokenEpisodes(by_block, replicated, replicated, replicated, by_block)
 
 
 # ------------------------------------------------------------------------ update
@@ -171,134 +119,91 @@ def make_token_update(policy: TokenPolicy) -> Update:
 
     Metrics are float32 scalars: `loss`, `entropy` (NaN where nothing is learned from), `grad_norm`,
     `learning_rate`, `padding_share`, `tokens` (sampled ones that are learned from), `skipped` and
-    `env_steps`. By rewards also `return`, `advantage` (mean
-    absolute, before PPO whitens), `unscored_share` of episodes, `clip_fraction`, `kl_old`, `kl` to
-    the reference in nats a token, and of the sampler `sampler_kl`, `sampler_largest_ratio`,
-    `sampler_truncated` (share of tokens) and `sampler_effective` (effective sample size as a share
-    of tokens). Of GRPO `flat_groups`; of PPO `value_loss`, `critic_grad_norm`, `largest_ratio` and
-    `explained_variance` of the returns.
+    `env_steps`. By rewards also `return`, `advantage` (mean absolute, before PPO whitens),
+    `unscored_share` of episodes, `clip_fraction`, `kl_old`, `kl` to the reference in nats a token,
+    and of the sampler `sampler_kl`, `sampler_largest_ratio`, `sampler_truncated` (share of tokens)
+    and `sampler_effective` (effective sample size as a share of tokens). Of GRPO `flat_groups`; of
+    PPO `value_loss`, `critic_grad_norm`, `largest_ratio` and `explained_variance` of the returns.
     """
-    config, passes = policy.config, _passes(policy)
-    by_rewards, is_ppo = not isinstance(config, SFTConfig), isinstance(config, TokenPPOConfig)
-    steps, minibatches = config.updates_per_batch, getattr(config, "minibatches", 1)
+    config, minibatches = policy.config, getattr(policy.config, "minibatches", 1)
+    is_ppo = isinstance(config, TokenPPOConfig)
+    order = np.tile(np.arange(minibatches), config.epochs)
 
     def update(state: TrainState, episodes: TokenEpisodes, base: Params | None = None):
-        targets, divisors, metrics = _prepared(policy, passes, state, episodes, base)
+        targets, divisors, metrics = _prepared(policy, state, episodes, base)
         # Imitation and GRPO have no warm-up: a condition less, or compilers would round otherwise.
         awake = state.step >= policy.rests_until if is_ppo else True
 
-        def step(state: TrainState, number: jax.Array | None):
-            at = 0 if number is None else number
-            every = episodes.blocks, targets, divisors
-            *part, divisor = jax.tree.map(lambda leaf: leaf[at], every)
-            return learn_actions(policy, passes, state, base, *part, divisor=divisor, awake=awake)
+        def part_of(number: jax.Array) -> tuple[TokenBlocks, PerAction]:
+            return jax.tree.map(lambda leaf: leaf[number], (episodes.blocks, targets))
 
-        order = None if steps == 1 else jnp.tile(jnp.arange(minibatches), config.epochs)
-        state, result = in_steps(step, state, order)
-        losses = result.sums.loss / result.divisor
-        first = jax.tree.map(lambda leaf: leaf[:minibatches], result.sums)
-        # Where each step sees the whole batch: the loss before the first, how far the last went.
-        shown = result if is_ppo else jax.tree.map(lambda leaf: leaf[-1:], result)
-        actions = first.departure.actions.sum()
-        tokens, rate = jnp.maximum(actions, 1.0), policy.schedule(state.step * steps)
-        metrics |= step_metrics(result.step._replace(norm=shown.step.norm), rate, result.tokens) | {
-            "loss": losses.mean() if is_ppo else losses[0],
-            # NaN, which means leave out, where nothing is learned from: 0 would tell of certainty.
-            "entropy": first.entropy.sum() / actions,
-            "tokens": actions,
-        }
-        if by_rewards:
-            departed = departure_metrics(shown.sums)
-            apart = jax.tree.map(lambda leaf: leaf.sum(), first.correction)
-            metrics |= {
-                "kl": metrics.get("kl", first.reference_kl.sum() / tokens),
-                "clip_fraction": departed["clip_fraction"],
-                "kl_old": departed["kl_old"],
-                "sampler_kl": apart.kl / tokens,
-                "sampler_largest_ratio": first.correction.largest.max(),
-                "sampler_truncated": apart.truncated / tokens,
-                "sampler_effective": apart.effective_share(),
-            }
-        if is_ppo:
-            metrics |= {
-                "largest_ratio": departed["largest_ratio"],
-                "value_loss": (result.value_loss / result.divisor).mean(),
-                "critic_grad_norm": result.step.critic_norm.mean(),
-            }
+        state, learned = policy.learn_in_steps(
+            state, base, part_of, order, divisors[order], one_pass=minibatches, awake=awake
+        )
+        actions = (targets.weight > 0).sum().astype(jnp.float32)
+        metrics = learned | {"tokens": actions} | metrics
+        # NaN, which means leave out, where nothing is learned from: 0 would tell of certainty.
+        metrics["entropy"] = jnp.where(actions > 0, metrics["entropy"], jnp.nan)
+        if not isinstance(config, SFTConfig):
+            weights = metrics.pop("sampler_weight"), metrics.pop("sampler_square")
+            metrics["sampler_effective"] = effective_share(*weights)
+        if isinstance(config, TokenGRPOConfig):
+            del metrics["largest_ratio"]
         return counted(state, actions, metrics)
 
     return policy.update(update, episode_shardings(policy.mesh))
 
 
-Passes = tuple[BlockPasses, BlockPasses | None]  # of policy and critic
-
-
-def _passes(policy: TokenPolicy) -> Passes:
-    config, of_critic = policy.config, policy.shardings.critic
-    of_policy = BlockPasses(policy, partial(action_loss, config))
-    if not isinstance(config, TokenPPOConfig) or of_critic is None:
-        return of_policy, None
-    loss = partial(value_loss, config.value_clip)
-    return of_policy, BlockPasses(policy, loss)
-
-
 def _prepared(
-    policy: TokenPolicy,
-    passes: Passes,
-    state: TrainState,
-    episodes: TokenEpisodes,
-    base: Params | None,
+    policy: TokenPolicy, state: TrainState, episodes: TokenEpisodes, base: Params | None
 ) -> tuple[PerAction, jax.Array, Metrics]:
     """What each token is learned with `[M, B, S]`, what sums of each minibatch are divided by, and
     metrics of the rewards."""
-    (of_policy, of_critic), blocks = passes, episodes.blocks
-    config = policy.config
+    config, blocks = policy.config, episodes.blocks
     nothing = jnp.zeros(blocks.target.shape, jnp.float32)
 
-    def each(read: Callable[[TokenBlocks], jax.Array]) -> jax.Array:
+    def read(by: Any) -> jax.Array:
+        """By a policy or a critic."""
         if len(nothing) == 1:
-            return read(jax.tree.map(lambda leaf: leaf[0], blocks))[None]
-        return jax.lax.map(read, blocks)
+            return policy.read(by, base, jax.tree.map(lambda leaf: leaf[0], blocks))[None]
+        return jax.lax.map(partial(policy.read, by, base), blocks)
 
     old = reference = value = nothing
     kl_in_reward = isinstance(config, TokenPPOConfig) and config.kl_in == REWARD and config.kl
     if kl_in_reward or getattr(config, "kl_weight", 0.0):
         # Adapters begin at the base or at the stage's own: then these are the reference.
-        assert state.reference is not None
-        reference = each(lambda b: of_policy.read(Critic(state.reference), base, b))
+        reference = read(Critic(state.reference))
     if config.updates_per_batch > 1 or kl_in_reward:
-        old = each(lambda b: of_policy.read(Critic(state.params), base, b))
-    if of_critic is not None:
-        critic: Any = state.critic
-        value = each(lambda b: of_critic.read(critic, base, b))
+        old = read(Critic(state.params))
+    if isinstance(config, TokenPPOConfig) and state.critic is not None:
+        value = read(state.critic)
     targets = PerAction(old, reference, nothing, nothing, value, nothing)
     if isinstance(config, TokenPPOConfig):
-        return ppo_tokens(policy, episodes, targets)
-    return grpo_tokens(policy, episodes, targets)
+        return ppo_tokens(config, episodes, targets)
+    return grpo_tokens(config, episodes, targets)
 
 
 def grpo_tokens(
-    policy: TokenPolicy, episodes: TokenEpisodes, targets: PerAction
+    config: SFTConfig | TokenGRPOConfig, episodes: TokenEpisodes, targets: PerAction
 ) -> tuple[PerAction, jax.Array, Metrics]:
     """Advantages and weights of GRPO or of imitation, divisors `[1]`, and metrics of rewards."""
-    config, blocks = policy.config, episodes.blocks
-    counts, differs = jnp.asarray(episodes.counts), jnp.asarray(episodes.differs)
+    blocks, counts = episodes.blocks, jnp.asarray(episodes.counts)
     metrics: Metrics = {}
     advantages = jnp.ones(len(counts), jnp.float32)
     each, divisor = aggregation(BNPO, counts, 0)
     if isinstance(config, TokenGRPOConfig):
         each, divisor = aggregation(config.aggregation, counts, config.longest)
         groups = (-1, config.members)
-        totals, metrics = _totals(policy, episodes)
-        by_group = totals.reshape(groups), jnp.asarray(episodes.scored).reshape(groups)
+        rewards, metrics = _rewards(episodes)
+        by_group = rewards.reshape(groups), jnp.asarray(episodes.scored).reshape(groups)
         if config.learned == BEST:
             advantages = best_of_groups(*by_group)
         else:
             advantages = group_advantages(*by_group, scaled=config.scaled)
-        advantages = jnp.where(differs, advantages.reshape(-1), 0.0)
+        advantages = advantages.reshape(-1)
         present = jnp.maximum(by_group[1].sum().astype(jnp.float32), 1.0)
         metrics["advantage"] = jnp.abs(advantages).sum() / present
-        metrics["flat_groups"] = (~differs).astype(jnp.float32).mean()
+        metrics["flat_groups"] = (~varies(*by_group)).astype(jnp.float32).mean()
     of_episode = jnp.minimum(blocks.episode, len(counts) - 1)
     learned = blocks.learned & (blocks.episode < len(counts))
     targets = targets._replace(
@@ -309,14 +214,14 @@ def grpo_tokens(
 
 
 def ppo_tokens(
-    policy: TokenPolicy[TokenPPOConfig], episodes: TokenEpisodes, targets: PerAction
+    config: TokenPPOConfig, episodes: TokenEpisodes, targets: PerAction
 ) -> tuple[PerAction, jax.Array, Metrics]:
     """PPO's advantages and returns of given values, divisors `[M]`, and metrics of rewards."""
-    config, blocks, scored = policy.config, episodes.blocks, jnp.asarray(episodes.scored)
+    blocks, scored = episodes.blocks, jnp.asarray(episodes.scored)
     ends = jnp.asarray(episodes.ends)
     valid = blocks.learned & (blocks.episode < len(scored))
-    totals, metrics = _totals(policy, episodes)
-    of_episode = totals[jnp.minimum(blocks.episode, len(scored) - 1)]
+    rewards, metrics = _rewards(episodes)
+    of_episode = rewards[jnp.minimum(blocks.episode, len(scored) - 1)]
     by_token = jnp.where(ends & valid, of_episode, 0.0)
     targets, of_advantages = ppo_actions(config, by_token, targets, valid, ends)
     weight = valid.astype(jnp.float32)
@@ -327,14 +232,129 @@ def ppo_tokens(
     )
 
 
-def _totals(policy: TokenPolicy, episodes: TokenEpisodes) -> tuple[jax.Array, Metrics]:
-    """The weighted rewards `[N]`, 0 where there are none, and metrics of them."""
-    rewards, scored = jnp.asarray(episodes.rewards), jnp.asarray(episodes.scored)
-    weights = jnp.asarray(policy.weights, jnp.float32)
-    # A sum, not a matrix product: a GPU would round the factors of that.
-    totals = jnp.where(scored, (rewards * weights[None]).sum(axis=1), 0.0)
+def _rewards(episodes: TokenEpisodes) -> tuple[jax.Array, Metrics]:
+    """The rewards `[N]`, 0 where there are none, and metrics of them."""
+    scored = jnp.asarray(episodes.scored)
+    rewards = jnp.where(scored, jnp.asarray(episodes.rewards), 0.0)
     present = jnp.maximum(scored.sum().astype(jnp.float32), 1.0)
-    return totals, {
-        "return": totals.sum() / present,
+    return rewards, {
+        "return": rewards.sum() / present,
         "unscored_share": 1.0 - scored.astype(jnp.float32).mean(),
     }
+
+
+# ------------------------------------------------------------------------ pairs
+
+
+MEMBERS = 2  # rows of a pair: the winner, then the loser
+
+
+class PairEpisodes(NamedTuple):
+    """What an update takes; its leaves are split over the devices, block by block.
+
+    Attributes:
+        blocks: rows of tokens; a group is a pair.
+        reference: float32 `[B, Q, 2]`, log-probabilities of winner and loser by the reference.
+        weight: float32 `[B, Q]`, 1, or 0 where there is no pair.
+    """
+
+    blocks: TokenBlocks
+    reference: jax.Array
+    weight: jax.Array
+
+
+def pair_episodes(
+    policy: TokenPolicy[PreferenceConfig],
+    batch: TokenBatch,
+    shape: BlockShape,
+    reference: np.ndarray,
+) -> PairEpisodes:
+    """The pairs of a batch that something can be learned from, in blocks; none is cut.
+
+    A pair with a row of which no token is learned from is left out before anything is computed.
+
+    Args:
+        batch: pair g is group g, the episodes 2g, its winner, and 2g + 1, its loser, of one row
+            each.
+        shape: of groups of `MEMBERS`; `choose_shape(…, whole=True)` makes one with room for every
+            pair.
+        reference: float32 `[N]`, log-probability of each episode by the reference, of the same
+            tokens and summed or averaged as the config says (`row_log_probs`).
+    """
+    number = len(batch.scored)
+    rows = np.bincount(batch.episode, batch.loss_mask.any(axis=1), number + 1)[:-1]
+    kept = (rows.reshape(-1, MEMBERS) > 0).all(axis=1)
+    learned = batch.loss_mask & np.append(np.repeat(kept, MEMBERS), False)[batch.episode][:, None]
+    batch = batch._replace(loss_mask=learned, log_prob_mask=learned)
+    (blocks,) = token_blocks([batch], shape, policy.row_devices, whole=True)
+    # The pair of each group of each block; the last one is none.
+    pair = np.full(np.shape(blocks.shared), number // MEMBERS)
+    block, token = np.nonzero(blocks.valid)
+    group = np.asarray(blocks.row)[block, token] // MEMBERS
+    pair[block, group] = np.asarray(blocks.episode)[block, token] // MEMBERS
+    of_none = np.zeros((1, MEMBERS), np.float32)
+    by_pair = np.concatenate([np.asarray(reference, np.float32).reshape(-1, MEMBERS), of_none])
+    targets: Any = by_pair[pair], np.append(kept, False).astype(np.float32)[pair]
+    return PairEpisodes(blocks, *targets)
+
+
+def pair_shardings(mesh: Mesh) -> Any:
+    """Where the pairs of an update live: a sharding, for each of their arrays."""
+    return NamedSharding(mesh, PartitionSpec(ROW_AXES))
+
+
+def make_preference_update(policy: TokenPolicy[PreferenceConfig]) -> Update:
+    """Makes the jitted `(state, PairEpisodes) → (state, metrics)`; the state is donated.
+
+    With adapters it is `(state, PairEpisodes, base)`. The loss is the mean over the pairs of the
+    whole batch, on any mesh and in any blocks. An update whose loss or gradient is not finite
+    learns nothing.
+
+    Metrics are float32 scalars: `loss`; over the pairs that are learned from, each counted once,
+    `margin` (mean h in nats), `accuracy` (share with h above 0), `log_prob_winner` and
+    `log_prob_loser` (means, of sequences as the config has them). And `pairs` (their number),
+    `grad_norm`, `learning_rate`, `padding_share`, `tokens` (sampled ones that are learned from),
+    `skipped` and `env_steps`.
+    """
+
+    def update(state: TrainState, episodes: PairEpisodes, base: Params | None = None):
+        blocks, *targets = episodes
+        pairs, part = episodes.weight.sum(), (blocks, tuple(targets))
+        divisors = jnp.maximum(pairs, 1.0)[None]
+        state, metrics = policy.learn_in_steps(state, base, lambda _: part, None, divisors)
+        actions = blocks.learned.sum().astype(jnp.float32)
+        return counted(state, actions, metrics | {"pairs": pairs, "tokens": actions})
+
+    return policy.update(update, pair_shardings(policy.mesh))
+
+
+RowLogProbs = Callable[..., np.ndarray]  # (params, TokenBatch, BlockShape), then a base if any
+
+
+def row_log_probs(policy: TokenPolicy[PreferenceConfig]) -> RowLogProbs:
+    """Makes `(params, TokenBatch, BlockShape) → float32 [N]`, the log-probability of each episode.
+
+    It is of the tokens that are learned from, summed or averaged as the config says; 0 if there are
+    none. By the parameters that a stage begins with it is what `pair_episodes` takes as the
+    reference. With adapters it is `(params, TokenBatch, BlockShape, base)`. Rows need be no pairs.
+    """
+    of_blocks = pair_shardings(policy.mesh)
+
+    def log_probs(params: Params, blocks: TokenBlocks, base: Params | None = None) -> jax.Array:
+        return policy.read(Critic(params), base, blocks)
+
+    placed = policy.shardings.params, of_blocks
+    program = policy.program(log_probs, placed, policy.on_mesh(REPLICATED))
+
+    def of_rows(params: Params, batch: TokenBatch, shape: BlockShape, *base: Params) -> np.ndarray:
+        batch = batch._replace(log_prob_mask=batch.loss_mask)
+        (blocks,) = token_blocks([batch], shape, policy.row_devices)
+        found = np.asarray(program(params, put_whole(blocks, of_blocks), *base))
+        found = found[blocks.valid]
+        episode, number = blocks.episode[blocks.valid], len(batch.scored)
+        total: np.ndarray = np.bincount(episode, found, number)
+        if policy.config.averaged:
+            total = total / np.maximum(np.bincount(episode, minlength=number), 1)
+        return total.astype(np.float32)
+
+    return of_rows

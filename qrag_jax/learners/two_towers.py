@@ -1,47 +1,323 @@
-"""A learner of two towers, and its programs: training steps, and play whose rewards come later.
+"""PQN of two towers: λ-returns and twin soft Q-values (Gallici et al., arXiv 2407.04811; Q-RAG,
+2511.07328).
 
-A training step plays, scores and learns in ONE program. Where rewards come from outside, one
-program plays, and another one learns once they are there. K batches lie between the two, so that
-the device is busy while a reward model works. Learning uses the current weights, not those that
-played the batch. With K = 0 and the same rewards both ways are equal (tested).
+Where rewards are computed on the device, ONE program plays whole episodes with the current weights,
+scores them, forms λ-returns with the values of the target towers, and regresses both critics on
+them. The loss depends on the towers only through the embeddings. So its gradient with respect to
+the embeddings is computed first, and then pulled back through each tower in length-sorted blocks:
+only the states and the chosen chunks are encoded with gradients.
+
+Where rewards come from outside, one program plays, and another one learns once they are there. K
+batches lie between the two, so that the device is busy while a reward model works. Learning uses
+the current weights, not those that played the batch: states and chunks are encoded again. With
+K = 0 and the same rewards both ways are equal (tested).
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
-from qrag_jax.algorithms.pqn import alpha_at
+from qrag_jax.algorithms.advantages import ends_of, gae
+from qrag_jax.algorithms.two_towers import alpha_at, pqn_loss
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments.chunks import with_stop
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
-from qrag_jax.learners.pqn import Feedback, FusedGradient, ScoredGradient, Towers, with_dropout
 from qrag_jax.learners.state import Parts, TrainState, dropout_key, episode_keys
 from qrag_jax.learners.update import (
     REPLICATED,
     Learner,
-    Metrics,
+    Sums,
     Update,
     added,
     counted,
-    step_metrics,
+    padding_share,
 )
-from qrag_jax.models.compute.lora import Adapted, merge
+from qrag_jax.models.compute.dropout import with_key
+from qrag_jax.models.compute.lora import Adapted, merge, of_tower
+from qrag_jax.models.compute.ragged import (
+    TokenCount,
+    TokenRows,
+    embed_and_pull_back,
+    embed_rows,
+    pull_back,
+)
+from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
-from qrag_jax.rollouts.chunks import Actor, Draws, rollout
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, Trajectory, replay, rollout
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.runtime.mesh import BATCH_AXES, Rules
 
 PlayStep = Callable[..., Played]  # (state, batch, number of the batch), then a base if any
 _BY_EPISODE = PartitionSpec(BATCH_AXES)
+# (batch, trajectory, of which it reads `actions` and `valid`) → rewards `[B, T]`
+Feedback = Callable[[EpisodeBatch, Any], jax.Array]
+
+
+class Towers(NamedTuple):
+    """Online and target parameters: two towers stacked on axis 0, or adapters over one base."""
+
+    online: Params | Adapted
+    target: Params | Adapted
+
+
+@dataclasses.dataclass(frozen=True)
+class FusedGradient:
+    """Plays a batch and gives the gradient of the SUMMED loss, with the sums to divide by."""
+
+    actor: Actor
+    config: PQNConfig
+    feedback: Feedback
+
+    def __call__(
+        self, towers: Towers, batch: EpisodeBatch, draws: Draws, dropout_key: jax.Array | None
+    ) -> tuple[Params, Sums]:
+        """The gradient of the online towers, and the sums.
+
+        For towers that share a frozen base (`Adapted`) it is the gradient of their adapters. With a
+        `dropout_key` the masks of `models.compute.dropout` apply to the online towers, or to the
+        inputs of their adapters. Play and learning use the same masks, so the policy acts on the
+        same embeddings that are regressed, and dropout adds to its exploration. The target towers
+        have masks of their own, as in Q-RAG, where all towers stay in torch's training mode. Target
+        adapters drop nothing.
+
+        With τ = 1 and no dropout the target towers are the online ones, and encode nothing.
+        """
+        rollout_config = self.actor.config
+        if rollout_config.stop_action:
+            batch = with_stop(batch)
+        params = with_dropout(towers.online, dropout_key)
+        target_params = with_dropout(towers.target, dropout_key, target=True)
+        same = self.config.tau == 1 and dropout_key is None
+        sets = (params,) if same else (params, target_params)
+        trajectory = rollout(self.actor, sets, batch, draws)
+        rewards, valid = self.feedback(batch, trajectory), trajectory.valid
+        target = lambda_returns(self.config, rewards, trajectory.values, valid)
+        embeddings = (trajectory.state_embeddings, trajectory.chunk_embeddings)
+        last = rollout_config.last_position(batch.chunk_mask.shape[1])
+
+        def loss_of(states: jax.Array, chunks: jax.Array) -> jax.Array:
+            return pqn_loss(states, rotate(chunks, trajectory.positions, last), target, valid)
+
+        total, cotangents = jax.value_and_grad(loss_of, (0, 1))(*embeddings)
+        rows = tower_rows(
+            TokenRows(trajectory.state_tokens, trajectory.state_lengths),
+            TokenRows(trajectory.chunk_tokens, trajectory.chunk_lengths),
+        )
+        gradient, used = pull_back_both(self.actor, params, rows, cotangents)
+        tokens = TokenCount.total([trajectory.tokens, used])
+        return gradient, sums_of(batch, trajectory, rewards, target, loss=total, tokens=tokens)
+
+
+@dataclasses.dataclass(frozen=True)
+class ScoredGradient:
+    """As `FusedGradient`, for episodes that are already played and scored."""
+
+    actor: Actor
+    config: PQNConfig
+
+    def __call__(
+        self, towers: Towers, episodes: ScoredEpisodes, draws: Draws, dropout_key: jax.Array | None
+    ) -> tuple[Params, Sums]:
+        """The gradient of the online towers, and the sums.
+
+        Args:
+            draws: the keys that the episodes were played with, and the temperature; `uniform` is
+                not used, because the play is over.
+        """
+        actor, config = self.actor, self.config
+        encoder, block_shapes, rollout_config = actor.encoder, actor.block_shapes, actor.config
+        batch = episodes.batch
+        if rollout_config.stop_action:
+            batch = with_stop(batch)
+        actions = episodes.played.actions
+        target_params = with_dropout(towers.target, dropout_key, target=True)
+        played = replay(actor, target_params, batch, draws, actions)
+        valid = played.valid & episodes.scored
+        rewards = jnp.where(valid, episodes.score, 0.0)
+        target = lambda_returns(config, rewards, played.values, valid)
+        params, goals = with_dropout(towers.online, dropout_key), target.reshape(-1)
+        flat, last = valid.reshape(-1), rollout_config.last_position(batch.chunk_mask.shape[1])
+
+        def rows(tokens: jax.Array, lengths: jax.Array) -> TokenRows:
+            lengths = jnp.where(flat, lengths.reshape(-1), 0)
+            return TokenRows(tokens.reshape(-1, tokens.shape[-1]), lengths)
+
+        chunk_rows = rows(played.chunk_tokens, played.chunk_lengths)
+        state_rows = rows(played.state_tokens, played.state_lengths)
+        # Chunks are embedded first. Then the cotangent of a state is known as soon as the state is
+        # embedded, so states are encoded once, and only the chosen chunks twice.
+        chunks, used_by_chunks = embed_rows(
+            encoder, block_shapes.gradients, encoder.tower(params, CHUNK), chunk_rows
+        )
+        chunks = chunks.reshape(*valid.shape, -1)
+        rotated = rotate(chunks, played.positions, last).reshape(len(flat), -1)
+
+        def of_states(embedded: jax.Array, values: tuple[jax.Array, ...]) -> jax.Array:
+            return jax.grad(pqn_loss)(embedded, *values)
+
+        of_state_tower, states, used_by_states = embed_and_pull_back(
+            encoder,
+            block_shapes.gradients,
+            of_tower(params, STATE),
+            state_rows,
+            of_states,
+            of_rows=(rotated, goals, flat),
+        )
+        states = states.reshape(*valid.shape, -1)
+
+        def loss_of(chunks: jax.Array) -> jax.Array:
+            return pqn_loss(states, rotate(chunks, played.positions, last), target, valid)
+
+        total, cotangents = jax.value_and_grad(loss_of)(chunks)
+        of_chunk_tower, used_again = pull_back(
+            encoder,
+            block_shapes.gradients,
+            of_tower(params, CHUNK),
+            chunk_rows,
+            cotangents.reshape(len(flat), -1),
+        )
+        gradient = jax.tree.map(lambda *towers: jnp.stack(towers), of_state_tower, of_chunk_tower)
+        learned = played._replace(
+            valid=valid,
+            q=(states * rotated.reshape(states.shape)).sum(axis=-1),
+            entropy=episodes.played.entropy,
+        )
+        tokens = TokenCount.total([played.tokens, used_by_chunks, used_by_states, used_again])
+        sums = sums_of(batch, learned, rewards, target, loss=total, tokens=tokens)
+        present = episodes.batch.chunk_mask.any(axis=1)
+        lost = (present & ~episodes.scored.any(axis=1)).sum().astype(jnp.float32)
+        sums.means["unscored_share"] = lost, present.sum().astype(jnp.float32)
+        return gradient, sums
+
+
+def lambda_returns(
+    config: PQNConfig, rewards: jax.Array, values: jax.Array, valid: jax.Array
+) -> jax.Array:
+    """What both critics are regressed on, `[B, T]`; nothing is bootstrapped behind an episode."""
+    return gae(rewards, values, valid, ends_of(valid), (config.gamma, config.lambda_))[1]
+
+
+def with_dropout(
+    params: Params | Adapted, key: jax.Array | None, *, target: bool = False
+) -> Params | Adapted:
+    """Towers, or their adapters, each with its own dropout key made from the key of this step.
+
+    Target towers have other keys than online ones; target adapters get none and drop nothing.
+    """
+    if key is None:
+        return params
+    if isinstance(params, Adapted):
+        return params if target else params._replace(dropout_key=jax.random.split(key, 2))
+    return with_key(params, jax.random.split(key, (2, 2))[int(target)])
+
+
+def sums_of(
+    batch: EpisodeBatch,
+    trajectory: Trajectory,
+    rewards: jax.Array,
+    target: jax.Array,
+    *,
+    loss: jax.Array,
+    tokens: TokenCount,
+) -> Sums:
+    """The sums over valid steps; `loss` is summed already.
+
+    Only `actions`, `valid`, `q` and `entropy` of the trajectory are read.
+    """
+    present = batch.chunk_mask.any(axis=1) & trajectory.valid.any(axis=1)
+    unsolved = batch.support.at[
+        jnp.arange(present.shape[0])[:, None],
+        jnp.where(trajectory.valid, trajectory.actions, batch.support.shape[1]),
+    ].set(False, mode="drop")
+
+    def over_transitions(values: jax.Array) -> jax.Array:
+        return jnp.where(trajectory.valid, values, 0.0).sum()
+
+    transitions = trajectory.valid.sum().astype(jnp.float32)
+    by_transition = {
+        "loss": loss,
+        "mean_q": over_transitions(trajectory.q),
+        "mean_target": over_transitions(target),
+        "td_error": over_transitions(jnp.abs(trajectory.q - target)),
+        "entropy": over_transitions(trajectory.entropy),
+    }
+    episodes = present.sum().astype(jnp.float32)
+    by_episode = {
+        "return": over_transitions(rewards),
+        "fact_em": (present & ~unsolved.any(axis=1)).sum().astype(jnp.float32),
+    }
+    means = {name: (total, transitions) for name, total in by_transition.items()}
+    means |= {name: (total, episodes) for name, total in by_episode.items()}
+    return Sums(loss, tokens, means, {})
+
+
+def over_towers(
+    compute: Callable[[tuple], Any], params: Params | Adapted, rows: tuple[Any, ...]
+) -> Any:
+    """Calls `compute((tower, *rows))` for each of the two towers; it is compiled once.
+
+    Args:
+        params: whole towers, or adapters on one base, stacked on axis 0.
+        rows: what else each tower's call needs, stacked on axis 0.
+    """
+    if not isinstance(params, Adapted):
+        return jax.lax.map(compute, (params, *rows))
+
+    def of_adapters(tower: tuple) -> Any:
+        adapters, key, *own = tower
+        return compute((Adapted(params.base, adapters, key), *own))
+
+    return jax.lax.map(of_adapters, (params.adapters, params.dropout_key, *rows))
+
+
+def pull_back_both(
+    actor: Actor, params: Params | Adapted, rows: TokenRows, cotangents: tuple[jax.Array, jax.Array]
+) -> tuple[Params, TokenCount]:
+    """The gradient of both towers from those of the states' and of the chunks' embeddings.
+
+    Args:
+        rows: of both (`tower_rows`).
+        cotangents: `[..., D]`; there are none of rows that fill up.
+    """
+    most, flat = rows.lengths.shape[1], [c.reshape(-1, c.shape[-1]) for c in cotangents]
+    stacked = jnp.stack([jnp.pad(leaf, ((0, most - len(leaf)), (0, 0))) for leaf in flat])
+
+    def of_tower(tower: tuple) -> tuple[Params, TokenCount]:
+        return pull_back(actor.encoder, actor.block_shapes.gradients, *tower)
+
+    return over_towers(of_tower, params, (rows, stacked))
+
+
+def tower_rows(states: TokenRows, chunks: TokenRows) -> TokenRows:
+    """States and chunks as as many rows of one width: tokens `[2, N, L]`, lengths `[2, N]`.
+
+    Args:
+        states, chunks: tokens `[..., W]`, lengths `[...]`; the fewer rows are filled up with absent
+            ones.
+    """
+    width = max(states.tokens.shape[-1], chunks.tokens.shape[-1])
+    count = max(states.lengths.size, chunks.lengths.size)
+
+    def rows(tokens: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
+        tokens, lengths = tokens.reshape(-1, tokens.shape[-1]), lengths.reshape(-1)
+        more = count - len(lengths)
+        widened = jnp.pad(tokens, ((0, more), (0, width - tokens.shape[1])))
+        return widened, jnp.pad(lengths, (0, more))
+
+    pairs = zip(rows(*states), rows(*chunks), strict=True)
+    return TokenRows(*(jnp.stack(pair) for pair in pairs))
+
+
+# ------------------------------------------------------------------------ learner, programs
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -116,10 +392,6 @@ class TwoTowers(Learner):
             peak=optimizer.learning_rate,
         )
 
-    def next_stage(self, state: TrainState) -> TrainState:
-        """The state with which a later stage begins: targets are the towers, moments zero."""
-        return jax.jit(self.parts.next_stage, out_shardings=self.shardings)(state)
-
     @property
     def drops(self) -> bool:
         """Whether there is dropout."""
@@ -129,10 +401,6 @@ class TwoTowers(Learner):
     def params_shardings(self) -> Params | Adapted:
         """Where the parameters live, including the frozen base if adapters are trained."""
         return merge(self.shardings.params, self.base_shardings)
-
-    def first_state(self, tower: Params, seed: int, second: Params | None = None) -> TrainState:
-        """The first state (`Parts.first_state`)."""
-        return self.parts.first_state(self.shardings, tower, seed, second)
 
     def draws(self, state: TrainState, number: jax.Array, episodes: int) -> Draws:
         """The draws of one batch; the first environment steps of a run act uniformly at random.
@@ -158,11 +426,11 @@ class TwoTowers(Learner):
         return lambda *arguments: program(*arguments, self.base)
 
 
-def make_train_step(towers: TwoTowers, feedback: Feedback) -> Update:
-    """Makes the jitted `(state, batch) → (state, metrics)`; the state's buffers are donated.
+def make_update(towers: TwoTowers, gradient_of: Callable[..., tuple[Params, Sums]]) -> Update:
+    """Makes the jitted `(state, episodes) → (state, metrics)`; the state's buffers are donated.
 
-    If the state holds adapters, it is `(state, batch, base)`: both towers, online and target, share
-    one frozen base, which is neither changed nor donated.
+    If the state holds adapters, it is `(state, episodes, base)`: both towers, online and target,
+    share one frozen base, which is neither changed nor donated.
 
     The batch is split over the mesh's batch axes and, on each device, into `accumulation`
     micro-batches. Losses are sums with their counts, and every episode has its own PRNG key, so
@@ -174,42 +442,14 @@ def make_train_step(towers: TwoTowers, feedback: Feedback) -> Update:
     and the optimizer and the target towers work on parts alone (Rajbhandari et al., arXiv
     1910.02054, ZeRO stage 3). Layers that are split over `tensor` are computed where they are.
 
-    Metrics are float32 scalars: means over transitions (`loss`, `mean_q`, `mean_target`,
-    `td_error`, `entropy`), means over episodes (`return`, `fact_em` of the acting policy), and
-    `grad_norm`, `learning_rate`, `alpha`, `padding_share`, `env_steps` and `skipped`. `skipped` is
-    1 if the loss or the gradient was not finite and nothing was learned (`Learner.learn`).
-    """
-    return make_step(towers, FusedGradient(towers.actor, towers.config, feedback))
-
-
-def make_learn_step(towers: TwoTowers) -> Update:
-    """Makes the jitted `(state, ScoredEpisodes) → (state, metrics)`.
-
-    The state's buffers are donated. Metrics are those of `make_train_step` over the scored
-    episodes, and `unscored_share`, the share of episodes without rewards. `padding_share` is that
-    of this program alone.
-    """
-
-    def with_share(episodes: ScoredEpisodes, metrics: Metrics) -> Metrics:
-        present = episodes.batch.chunk_mask.any(axis=1)
-        lost = (present & ~episodes.scored.any(axis=1)).sum() / jnp.maximum(present.sum(), 1)
-        return metrics | {"unscored_share": lost.astype(jnp.float32)}
-
-    return make_step(towers, ScoredGradient(towers.actor, towers.config), with_share)
-
-
-def make_step(
-    towers: TwoTowers,
-    gradient_of: Callable[..., tuple[Params, Any]],
-    more_metrics: Callable[[Any, Metrics], Metrics] = lambda episodes, metrics: metrics,
-) -> Update:
-    """As `make_train_step`, with any function that gives the gradient of the summed loss.
+    Metrics are float32 scalars: those of the gradient, `grad_norm`, `learning_rate`, `alpha`,
+    `padding_share`, `env_steps` and `skipped`, which is 1 if the loss or the gradient was not
+    finite and nothing was learned (`Learner.learn`).
 
     Args:
-        gradient_of: `(towers, episodes, draws, dropout_key)` → the gradient and its sums, such as
-            `FusedGradient`; episodes are a pytree with the batch on axis 0, and the sums have
-            `loss`, `transitions`, `tokens` and `means()`.
-        more_metrics: `(episodes, metrics)` → the metrics with more of them from the episodes.
+        gradient_of: `FusedGradient`, `ScoredGradient` or `ImitationGradient`: `(towers, episodes,
+            draws, dropout_key)` → the gradient of the summed loss, and sums, of which the mean
+            `loss` counts the transitions. Episodes are a pytree with the batch on axis 0.
     """
     accumulation = towers.accumulation
 
@@ -243,12 +483,12 @@ def make_step(
         key = dropout_key(state) if towers.drops else None
         parts = Towers(merge(state.params, base), merge(state.target_params, base))
         of_online, sums = gradient(parts, episodes, draws, key)
-        divisor, tau = jnp.maximum(sums.transitions, 1.0), towers.config.tau
-        state, step = towers.learn(state, (of_online, None), sums.loss, divisor, tau=tau)
-        metrics = sums.means() | step_metrics(step, learning_rate, sums.tokens)
-        return counted(
-            state, sums.transitions, more_metrics(episodes, metrics | {"alpha": draws.alpha})
-        )
+        transitions = sums.means["loss"][1]
+        divisor, tau = jnp.maximum(transitions, 1.0), towers.config.tau
+        state, learned = towers.learn(state, (of_online, None), sums.loss, divisor, tau=tau)
+        metrics = sums.metrics() | learned | padding_share(sums.tokens)
+        metrics |= {"learning_rate": learning_rate, "alpha": draws.alpha}
+        return counted(state, transitions, metrics)
 
     return towers.update(train_step, towers.on_mesh(_BY_EPISODE))
 
@@ -274,13 +514,3 @@ def make_play_step(towers: TwoTowers) -> PlayStep:
 
     split = towers.on_mesh(_BY_EPISODE)
     return towers.program(play, (towers.shardings, split, towers.on_mesh(REPLICATED)), split)
-
-
-def scored_shapes(batch: EpisodeBatch, steps: int) -> ScoredEpisodes:
-    """Shapes and dtypes of the scored episodes of a batch, which is given as shapes too."""
-
-    def of(dtype: Any) -> Any:
-        return jax.ShapeDtypeStruct((batch.sample.shape[0], steps), dtype)
-
-    played = Played(of(jnp.int32), of(jnp.bool_), of(jnp.float32))
-    return ScoredEpisodes(batch, played, of(jnp.float32), of(jnp.bool_))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from functools import cached_property, partial
 from typing import Any, NamedTuple, TypeVar
 
 import jax
@@ -17,6 +18,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.learners.optimizers import keep_unless, optimizer_step
+from qrag_jax.learners.placement import both, of_one_tower, place
 from qrag_jax.learners.state import Critic, Parts, TrainState
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.heads.embedding import Params
@@ -28,16 +30,28 @@ REPLICATED = PartitionSpec()
 Tree = TypeVar("Tree")
 
 
-class Step(NamedTuple):
-    """What one optimizer step tells; scalars, or `[steps]`.
+class Sums(NamedTuple):
+    """Totals of a batch or of a part of it; those of parts add up to those of the whole (`added`).
 
-    norm, critic_norm: of the gradients before clipping.
-    finite: whether loss and gradients were; else nothing was learned.
+    Attributes:
+        loss: what the gradient is of.
+        tokens: that were computed.
+        means: by the name of a metric, its sum and the number that it is a mean over.
+        largest: by the name of a metric, its highest value.
     """
 
-    norm: jax.Array
-    critic_norm: jax.Array
-    finite: jax.Array
+    loss: jax.Array
+    tokens: TokenCount
+    means: dict[str, tuple[jax.Array, jax.Array]]
+    largest: dict[str, jax.Array]
+
+    def metrics(self) -> Metrics:
+        """The means, 0 where they are over nothing, and the highest values."""
+        means = {
+            name: total / jnp.where(number > 0, number, 1.0)
+            for name, (total, number) in self.means.items()
+        }
+        return means | self.largest
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -49,6 +63,7 @@ class Learner:
         parts: what the state is made of; its optimizers.
         schedule: optimizer step → learning rate.
         base_shardings: where the frozen base of adapters lives; None if all weights are trained.
+        config: constants of the algorithm.
     """
 
     mesh: Mesh
@@ -56,10 +71,42 @@ class Learner:
     parts: Parts
     schedule: optax.Schedule
     base_shardings: Params | None = None
+    config: Any = None
 
     def on_mesh(self, spec: PartitionSpec) -> NamedSharding:
         """The sharding of an array that is split so."""
         return NamedSharding(self.mesh, spec)
+
+    def first_state(self, tower: Params, seed: int, second: Params | None = None) -> TrainState:
+        """The first state on the mesh; no device ever holds more than its part of an array.
+
+        Args:
+            tower: parameters of one tower, or of its adapters: host arrays, the same on every host,
+                or `StoredLeaf`s. Both towers, if there are two, are copies of it.
+            second: as `tower`, of the tower of chunks, if that is another.
+        """
+
+        def build(*towers: Params) -> TrainState:
+            params = both(*towers) if self.parts.has_targets else towers[0]
+            return self.parts.build(params, jax.random.key(seed))
+
+        of_params = self.shardings.params
+        one = of_one_tower(of_params) if self.parts.has_targets else of_params
+        towers = [place(each, one) for each in (tower, second) if each is not None]
+        return jax.jit(build, out_shardings=self.shardings)(*towers)
+
+    @cached_property
+    def next_stage(self) -> Callable[[TrainState], TrainState]:
+        """Makes the state with which a later stage of training begins: its moments are zero.
+
+        A KL is to the parameters of its start; targets and a critic begin as the policy is then.
+        """
+
+        def build(state: TrainState) -> TrainState:
+            begun = self.parts.build(state.params, state.key)
+            return begun._replace(step=state.step, env_steps=state.env_steps)
+
+        return jax.jit(build, out_shardings=self.shardings)
 
     def program(
         self, function: Callable[..., Any], placed: tuple[Any, ...], out: Any, *donated: int
@@ -100,7 +147,7 @@ class Learner:
         *,
         tau: float = 0.0,
         awake: jax.Array | bool = True,
-    ) -> tuple[TrainState, Step]:
+    ) -> tuple[TrainState, Metrics]:
         """One optimizer step on the mean loss, then `target ← (1-τ)·target + τ·online`.
 
         If the loss or a gradient's norm is not finite, nothing is learned: parameters, critic,
@@ -109,15 +156,17 @@ class Learner:
 
         Args:
             gradients: of the summed loss.
-            divisor: of the sums, at least 1.
+            divisor: of the gradients' sums, above 0.
             awake: else the policy learns nothing either.
+
+        Returns:
+            The state, and `skipped` and the norms of the gradients before clipping.
         """
         of_policy, of_critic = jax.tree.map(lambda leaf: leaf / divisor, gradients)
-        norm, critic_norm = optax.tree.norm(of_policy), jnp.zeros((), jnp.float32)
-        finite = jnp.isfinite(norm) & jnp.isfinite(loss)
+        metrics = {"grad_norm": optax.tree.norm(of_policy)}
         if of_critic is not None:
-            critic_norm = optax.tree.norm(of_critic)
-            finite &= jnp.isfinite(critic_norm)
+            metrics["critic_grad_norm"] = optax.tree.norm(of_critic)
+        finite = jnp.isfinite(jnp.stack([loss, *metrics.values()])).all()
         params, opt_state = optimizer_step(
             state.params, state.opt_state, of_policy, self.parts.optimizer, finite & awake
         )
@@ -131,38 +180,13 @@ class Learner:
         if state.target_params is not None:
             moved = optax.incremental_update(params, state.target_params, tau)
             state = state._replace(target_params=keep_unless(finite, moved, state.target_params))
-        return state, Step(norm, critic_norm, finite)
+        return state, metrics | {"skipped": 1.0 - finite.astype(jnp.float32)}
 
 
-def in_steps(
-    step: Callable[[TrainState, Any], tuple[TrainState, Tree]], state: TrainState, parts: Any
-) -> tuple[TrainState, Tree]:
-    """Optimizer steps by parts of a batch, one after the other, and what they tell, `[steps]`.
-
-    Args:
-        step: `(state, part)` → the state and what it tells.
-        parts: on axis 0; None: there is one step, which gets None.
-    """
-    if parts is not None:
-        return jax.lax.scan(step, state, parts)
-    state, result = step(state, None)
-    return state, jax.tree.map(lambda leaf: leaf[None], result)
-
-
-def step_metrics(step: Step, rate: jax.Array, tokens: TokenCount) -> Metrics:
-    """What every update tells, whatever it learns.
-
-    Args:
-        step: of all its steps.
-        rate: the learning rate of the first.
-        tokens: of all its steps.
-    """
-    return {
-        "grad_norm": step.norm.mean(),
-        "skipped": 1.0 - step.finite.astype(jnp.float32).min(),
-        "learning_rate": rate,
-        "padding_share": 1.0 - tokens.real.sum() / jnp.maximum(tokens.computed.sum(), 1.0),
-    }
+def padding_share(tokens: TokenCount) -> Metrics:
+    """The share of the computed tokens that carry no text; the counts may be of several steps."""
+    share = 1.0 - tokens.real.sum() / jnp.maximum(tokens.computed.sum(), 1.0)
+    return {"padding_share": share}
 
 
 def counted(state: TrainState, actions: jax.Array, metrics: Metrics) -> tuple[TrainState, Metrics]:
@@ -174,26 +198,20 @@ def counted(state: TrainState, actions: jax.Array, metrics: Metrics) -> tuple[Tr
 
 # ------------------------------------------------------------------------ sums
 
-_LARGEST = "largest"  # fields of this name are maxima, all others of sums are sums
-
 
 def added(one: Tree, other: Tree) -> Tree:
     """The sums of two parts of a batch, as one."""
-
-    def total(path: tuple[Any, ...], one: jax.Array, other: jax.Array) -> jax.Array:
-        return jnp.maximum(one, other) if _is_largest(path) else one + other
-
-    return jax.tree_util.tree_map_with_path(total, one, other)
+    return _totals(jnp.add, jnp.maximum, one, other)
 
 
 def over_axis(sums: Tree) -> Tree:
     """The sums of parts of a batch, `[parts, …]`, as one."""
-
-    def total(path: tuple[Any, ...], parts: jax.Array) -> jax.Array:
-        return parts.max(axis=0) if _is_largest(path) else parts.sum(axis=0)
-
-    return jax.tree_util.tree_map_with_path(total, sums)
+    return _totals(partial(jnp.sum, axis=0), partial(jnp.max, axis=0), sums)
 
 
-def _is_largest(path: tuple[Any, ...]) -> bool:
-    return getattr(path[-1], "name", "") == _LARGEST
+def _totals(add: Callable[..., Any], highest: Callable[..., Any], *trees: Tree) -> Tree:
+    def total(path: tuple[Any, ...], *leaves: jax.Array) -> jax.Array:
+        is_largest = any(getattr(key, "name", "") == "largest" for key in path)
+        return (highest if is_largest else add)(*leaves)
+
+    return jax.tree_util.tree_map_with_path(total, *trees)

@@ -165,8 +165,7 @@ class Harr:
     # ------------------------------------------------------------------ what is trained
 
     def first_state(self) -> TrainState:
-        trained = self.inputs.encoder.trained
-        return self._parts.first_state(self.learner.shardings, trained, self.config.seed)
+        return self.learner.first_state(self.inputs.encoder.trained, self.config.seed)
 
     def update(self, state: TrainState, episodes: HopBatch) -> tuple[TrainState, dict[str, Any]]:
         with self.device:

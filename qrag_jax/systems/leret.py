@@ -42,14 +42,16 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import query_evaluation
 from qrag_jax.feedback.pairs import check_found, check_pairs, report_of
-from qrag_jax.learners.preference_update import (
+from qrag_jax.learners.state import TrainState
+from qrag_jax.learners.token_update import (
+    episode_shardings,
     make_preference_update,
+    make_token_update,
     pair_episodes,
     pair_shardings,
     row_log_probs,
+    token_episodes,
 )
-from qrag_jax.learners.state import TrainState
-from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import one_line
@@ -287,8 +289,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
             return token_episodes(stage.policy, rows, shape)
         if reference is None:
             reference = np.zeros(PAIR * len(lessons), np.float32)
-        weights = np.ones(len(lessons), np.float32)
-        return pair_episodes(stage.policy, rows, shape, reference, weights)
+        return pair_episodes(stage.policy, rows, shape, reference)
 
     def _longest(self, stage: token_system.Stage) -> Any:
         config, kind = self.config, stage.plan.kind

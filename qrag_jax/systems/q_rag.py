@@ -28,11 +28,12 @@ from qrag_jax.feedback.rewards import DeferredReward, ModelReward, OwnReward, Re
 from qrag_jax.learners import two_towers
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.state import TrainState
+from qrag_jax.learners.two_towers import FusedGradient, ScoredGradient
 from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, loop_rounds
 from qrag_jax.rollouts.chunks import Actor, check_fit
-from qrag_jax.rollouts.experience import Batches, Deferred, Experience, Staged
+from qrag_jax.rollouts.experience import Batches, Deferred, Experience, ScoredEpisodes, Staged
 from qrag_jax.runtime.aot import Calls, Loops, Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh, row_devices
@@ -203,7 +204,8 @@ class QRag:
                 number = jax.ShapeDtypeStruct((), "int32")
                 play = two_towers.make_play_step(towers), (state, batch, number, *base)
                 programs.append(Program("play", *play, loops))
-                learned = two_towers.scored_shapes(batch, config.env.max_steps)
+                played = jax.eval_shape(play[0], *play[1])
+                learned = ScoredEpisodes(batch, played, played.entropy, played.valid)
             programs.append(Program("update", self._update, (state, learned, *base), loops))
         evaluation = Program("evaluation", self._play, scored, partial(self._loops, size))
         return [*programs, evaluation]
@@ -241,16 +243,18 @@ class QRag:
     @cached_property
     def _update(self) -> Any:
         """The program of an update: it plays, scores and learns, or learns from scored episodes."""
+        actor, config = self.towers.actor, self.config.pqn
+        learn: Any = ScoredGradient(actor, config)
         if self.config.is_on_device:
-            return two_towers.make_train_step(self.towers, self._feedback)
-        return two_towers.make_learn_step(self.towers)
+            learn = FusedGradient(actor, config, self._feedback)
+        return two_towers.make_update(self.towers, learn)
 
     @cached_property
     def _imitation(self) -> Any:
         config, towers = self.config, self.towers.imitating(self.config.imitating)
         assert config.imitate is not None
         learn = ImitationGradient(towers.actor, config.imitate, config.pqn, self._feedback)
-        return two_towers.make_step(towers, learn)
+        return two_towers.make_update(towers, learn)
 
     @property
     def _base(self) -> tuple[Any, ...]:

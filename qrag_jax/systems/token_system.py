@@ -94,7 +94,6 @@ class Stage(NamedTuple):
     plan: StagePlan
     policy: TokenPolicy[Any]
     update: Any
-    begin: Any  # state → the state with which it begins behind another stage
 
 
 def token_inputs(
@@ -302,21 +301,16 @@ class TokenSystem(abc.ABC, Generic[Config]):
             trunk=trunk,
             vocabulary=Vocabulary(temperature, products=trunk.precision.products),
             config=algorithm,
-            weights=(1.0,),
             parts=parts,
             schedule=lambda step: rate(step_of(step)),
             base_shardings=placement.base_shardings(mesh, partition, model.base),
             lora_scale=model.model.lora_scale,
             rests_until=rests_until,
         )
-        begin = jax.jit(parts.next_stage, out_shardings=policy.shardings)
-        return Stage(plan, policy, make_update(policy), begin)
+        return Stage(plan, policy, make_update(policy))
 
     def first_state(self) -> TrainState:
-        policy = self.stages[0].policy
-        return policy.parts.first_state(
-            policy.shardings, self.inputs.model.trained, self.config.seed
-        )
+        return self.stages[0].policy.first_state(self.inputs.model.trained, self.config.seed)
 
     @property
     def param_shardings(self) -> Any:
@@ -343,7 +337,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         stage = self.stage_at(step)
         if step == stage.plan.first > 0:
             self.keep(step, state.params)
-            state = stage.begin(state)
+            state = stage.policy.next_stage(state)
         self._step = step + 1
         arguments = (state, episodes, *self.base)
         return self._call(self._program_name(stage), stage.update, arguments)

@@ -11,14 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.algorithms import pqn
 from qrag_jax.algorithms.advantages import (
     EPSILON,
     best_of_groups,
     discounted_return,
     gae,
     group_advantages,
-    lambda_returns,
     mixed_advantages,
     step_advantages,
     varies,
@@ -27,12 +25,13 @@ from qrag_jax.algorithms.policy_gradient import (
     Clip,
     clipped,
     clipped_weight,
-    correction,
-    departure,
+    dpo_loss,
+    is_clipped,
     kl_k3,
+    largest_ratio,
     of_sequence,
 )
-from qrag_jax.algorithms.preference import Pair, dpo_loss, ipo_loss, margins
+from qrag_jax.algorithms.two_towers import alpha_at
 from tests import reference
 
 # ------------------------------------------------------------------------ advantages, returns
@@ -138,17 +137,6 @@ def test_gae_is_that_of_each_episode_alone() -> None:
     assert not returns[~valid].any()
 
 
-def test_lambda_returns_are_their_recursion() -> None:
-    rng, ours = np.random.default_rng(0), jax.jit(lambda_returns, static_argnums=3)
-    for trial in range(40):
-        rewards, next_values = rng.standard_normal((2, 6))
-        ends = rng.random(6) < 0.3 * (trial % 2)
-        discounts, lambda_ = np.where(ends, 0.0, 0.97), (0.0, 0.65, 1.0)[trial % 3]
-        rollout = [each.astype(np.float32) for each in (rewards, discounts, next_values)]
-        found = np.asarray(ours(*rollout, lambda_))
-        np.testing.assert_allclose(found, reference.lambda_returns(*rollout, lambda_), atol=1e-5)
-
-
 def test_discounted_return() -> None:
     rewards = jnp.array([1.0, 0.0, 2.0, -1.0])
     expected = 1.0 + 0.5**2 * 2.0 - 0.5**3
@@ -158,12 +146,12 @@ def test_discounted_return() -> None:
 # ------------------------------------------------------------------------ losses
 
 
-def test_departure_counts_ratios_that_have_gone_the_way_of_their_advantage() -> None:
+def test_clipped_are_ratios_that_have_gone_the_way_of_their_advantage() -> None:
     new = jnp.log(jnp.array([0.5, 1.0, 2.0, 0.5, 1.0, 2.0]))
     advantages = jnp.array([1.0, 1.0, 1.0, -1.0, -1.0, -1.0])
-    seen = departure(new, jnp.zeros(6), advantages, jnp.ones(6, bool), Clip(0.2, 0.3))
-    assert (float(seen.clipped), float(seen.actions)) == (2.0, 6.0)
-    assert float(seen.largest) == pytest.approx(2.0)
+    found = is_clipped(new, jnp.zeros(6), advantages, Clip(0.2, 0.3))
+    assert found.tolist() == [False, False, True, True, False, False]
+    assert float(largest_ratio(new, jnp.zeros(6), new < 0.1)) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("gone", [-200.0, 200.0])  # e^89 is infinite in float32
@@ -180,7 +168,7 @@ def test_a_policy_far_away_has_finite_losses_and_gradients(gone: float, advantag
         value, slope = jax.value_and_grad(lambda x, loss=loss: loss(x).sum())(new)
         assert np.isfinite(value)
         assert np.isfinite(slope).all()
-    assert all(np.isfinite(each) for each in departure(new, old, given, np.ones((1, 1), bool)))
+    assert np.isfinite(largest_ratio(new, old, np.ones((1, 1), bool)))
     if gone * advantage > 0:  # it has gone the way of its advantage: the clip's own value
         value, slope = jax.value_and_grad(lambda x: clipped(x, old, given).sum())(new)
         assert float(value) == pytest.approx(-1.2 if gone > 0 else 0.8)
@@ -194,50 +182,15 @@ def test_kl_never_pushes_a_policy_away_from_its_reference() -> None:
         assert float(found) == pytest.approx(slope, rel=1e-5)
 
 
-def test_the_effective_share_of_a_sampler_that_is_the_policy_is_one() -> None:
-    old = jnp.log(jnp.array([[0.2, 0.9, 0.5], [0.4, 0.4, 0.1]]))
-    same = correction(old, old.at[1, 1].set(jnp.nan), jnp.isfinite(old).at[1, 1].set(False))
-    assert float(same.effective_share()) == pytest.approx(1.0, rel=1e-6)
-    assert float(same.kl) == pytest.approx(0.0, abs=1e-6)
-
-
 # ------------------------------------------------------------------------ PQN, pairs
 
 
-def test_targets_of_pqn_by_hand() -> None:
-    # Three steps; two steps and the end; a row that fills up a batch.
-    done = np.array([[0, 0, 1], [0, 1, 1], [1, 1, 1]], bool)
-    values = np.array([[9.0, 2.0, 4.0], [9.0, 3.0, 0.0], [0.0, 0.0, 0.0]], np.float32)
-    rewards = np.array([[0.0, 0.0, 1.0], [0.5, 1.0, 0.0], [0.0, 0.0, 0.0]], np.float32)
-    middle = 0.9 * (0.4 * 4 + 0.6 * 1)
-    first = 0.9 * (0.4 * 2 + 0.6 * middle)
-    expected = [[first, middle, 1], [0.5 + 0.9 * (0.4 * 3 + 0.6 * 1), 1, 0], [0, 0, 0]]
-    found = jax.jit(pqn.targets, static_argnums=(3, 4))(rewards, done, values, 0.9, 0.6)
-    np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
 def test_alpha_is_above_zero_where_the_learning_rate_is_zero() -> None:
-    assert float(pqn.alpha_at(0.05, jnp.float32(0.0), 2e-3)) == pytest.approx(5e-8)
-
-
-def test_ipo_and_dpo_by_hand() -> None:
-    # π prefers the winner by 3 nats, the reference the loser by 1: the policy has moved by 4.
-    policy = Pair(np.float32([-2.0, -1.0]), np.float32([-5.0, -1.0]))
-    by_reference = Pair(np.float32([-4.0, -7.0]), np.float32([-3.0, -7.0]))
-    np.testing.assert_allclose(margins(policy, by_reference), [4.0, 0.0])
-    # β = 0.05: ten nats are aimed at. A weight of 0 takes no part, whatever is there.
-    h, weights = np.float32([0.5, -2.0, 0.0, np.nan]), np.float32([1.0, 0.25, 2.0, 0.0])
-    total, weight = ipo_loss(h, weights, 0.05)
-    assert float(total) == pytest.approx(9.5**2 + 0.25 * 12**2 + 2 * 10**2)
-    assert float(weight) == 3.25
-    # σ(ln 3) is ¾; of ten labels one is wrong: 0.9·ln(4/3) + 0.1·ln 4, and ln 2 of a margin of 0.
-    h, weights = np.float32([np.log(3) / 0.1, 0.0]), np.float32([1.0, 3.0])
-    expected = 0.9 * np.log(4 / 3) + 0.1 * np.log(4) + 3 * np.log(2)
-    assert float(dpo_loss(h, weights, 0.1, 0.1)[0]) == pytest.approx(expected, rel=1e-6)
+    assert float(alpha_at(0.05, jnp.float32(0.0), 2e-3)) == pytest.approx(5e-8)
 
 
 def test_far_margins_stay_finite() -> None:
     h, one = jnp.array([-1e4, 1e4]), jnp.ones(2)
-    value, gradient = jax.value_and_grad(lambda h: dpo_loss(h, one, 0.1, 0.1)[0])(h)
+    value, gradient = jax.value_and_grad(lambda h: dpo_loss(h, one, 0.1, 0.1))(h)
     assert float(value) == pytest.approx(1000 * 0.9 + 1000 * 0.1, rel=1e-5)
     np.testing.assert_allclose(gradient, [-0.09, 0.01], atol=1e-6)

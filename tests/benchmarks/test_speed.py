@@ -14,11 +14,11 @@ import pytest
 from benchmarks import speed
 from benchmarks.speed import measure
 from benchmarks.speed.measure import OURS, Setting, beside
-from qrag_jax.algorithms.pqn import alpha_at
+from qrag_jax.algorithms.two_towers import alpha_at
 from qrag_jax.errors import InputError
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts
-from qrag_jax.learners.two_towers import TwoTowers, make_train_step
+from qrag_jax.learners.two_towers import FusedGradient, TwoTowers, make_update
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.trunks.families import BERT_TABLE
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig
@@ -86,7 +86,7 @@ def ours() -> tuple[list[np.ndarray], list[dict[str, float]], Any]:
         schedule=SCHEDULE,
         peak=OPTIMIZER.learning_rate,
     )
-    step = make_train_step(two_towers, feedback)
+    step = make_update(two_towers, FusedGradient(two_towers.actor, EXPLOITING, feedback))
     actions, metrics = [], []
     for number in range(STEPS):
         batch = episodes(number)

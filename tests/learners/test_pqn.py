@@ -15,8 +15,13 @@ import optax
 import pytest
 
 from qrag_jax.environments.chunks import with_stop
-from qrag_jax.learners.pqn import FusedGradient, ScoredGradient, Towers
-from qrag_jax.learners.two_towers import make_learn_step, make_play_step, make_train_step
+from qrag_jax.learners.two_towers import (
+    FusedGradient,
+    ScoredGradient,
+    Towers,
+    make_play_step,
+    make_update,
+)
 from qrag_jax.models.compute.dropout import TokenDropout, with_key
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
@@ -28,7 +33,7 @@ from qrag_jax.runtime.mesh import replicate, shard_batch
 from tests import reference
 from tests.episodes_maker import tower, towers
 from tests.learners import whole_loss as slow
-from tests.learners.updates import ALONE, assert_close, tower_adapters, two_towers
+from tests.learners.updates import ALONE, assert_close, fused_update, tower_adapters, two_towers
 from tests.rollouts import play_setup
 from tests.rollouts.play_setup import CONFIG, ENCODER, EPISODES, PQN, feedback, jitted_gradient
 
@@ -168,8 +173,6 @@ def check_sums(sums: Any, batch: Any, played: Any, rewards: np.ndarray) -> None:
     solved = sum(bool(f) and f <= t for f, t in zip(facts, taken))
     assert 0 < solved < batch.chunk_mask.any(1).sum()
     expected = {
-        "transitions": valid.sum(),
-        "episodes": batch.chunk_mask.any(1).sum(),
         "mean_q": played.q[valid].sum(),
         "mean_target": goals.sum(),
         "td_error": np.abs(played.q[valid] - goals).sum(),
@@ -177,9 +180,11 @@ def check_sums(sums: Any, batch: Any, played: Any, rewards: np.ndarray) -> None:
         "return": rewards.sum(),
         "fact_em": solved,
     }
-    totals = sums._asdict() | sums.by_transition | sums.by_episode
+    counts = dict.fromkeys(expected, valid.sum())
+    counts["return"] = counts["fact_em"] = batch.chunk_mask.any(1).sum()
     for name, value in expected.items():
-        assert float(totals[name]) == pytest.approx(float(value), rel=1e-4), name
+        total, count = map(float, sums.means[name])
+        assert (total, count) == (pytest.approx(float(value), rel=1e-4), counts[name]), name
     rows = play_setup.unique_tokens(played.state_tokens, played.state_lengths)
     rows += play_setup.unique_tokens(played.chunk_tokens, played.chunk_lengths)
     assert float(sums.tokens.real) == float(played.tokens.real) + rows
@@ -196,7 +201,7 @@ def test_targets_that_are_the_online_towers_are_not_encoded_again() -> None:
     (once, sums), (twice, sums_of_two) = found
     assert_close(once, twice, 1e-6)
     for name in ("loss", "mean_q", "mean_target"):
-        assert sums.means()[name] == pytest.approx(float(sums_of_two.means()[name]), rel=1e-6)
+        assert sums.means[name][0] == pytest.approx(float(sums_of_two.means[name][0]), rel=1e-6)
     assert sums_of_two.tokens.real > sums.tokens.real
 
 
@@ -223,7 +228,7 @@ def test_a_training_step_drops_where_the_encoder_does() -> None:
     one, programs = tower(ENCODER, 0), []
     for encoder in (ENCODER, dataclasses.replace(ENCODER, dropout=0.2)):
         both = two_towers(ALONE, one, Actor(encoder, play_setup.ONE_BUCKET, CONFIG))
-        step: Any = make_train_step(both, feedback)
+        step: Any = fused_update(both)
         batch = shard_batch(both.mesh, BATCH)
         programs.append(step.lower(both.first_state(one, 42), batch).as_text())
     assert programs[0] != programs[1]
@@ -249,8 +254,9 @@ def test_playing_now_and_learning_later_is_the_fused_step_at_no_lag() -> None:
     base = tower(ENCODER, 0)
     fused = two_towers(ALONE, one, actor, base=base)
     split = two_towers((1, 2, 1), one, actor, base=base, accumulation=2)
-    step = fused.bound(make_train_step(fused, at_the_end))
-    play, learn = (split.bound(make(split)) for make in (make_play_step, make_learn_step))
+    step = fused.bound(fused_update(fused, at_the_end))
+    scored = make_update(split, ScoredGradient(split.actor, split.config))
+    play, learn = split.bound(make_play_step(split)), split.bound(scored)
     state, other = fused.first_state(one, 42), split.first_state(one, 42)
     for number in range(3):
         state, expected = step(state, shard_batch(fused.mesh, play_setup.episodes(number)))
@@ -280,6 +286,6 @@ def test_an_episode_cut_at_its_first_step_ends_there() -> None:
     _, sums = jitted_gradient(ScoredGradient(actor, PQN), both, experience, DRAWS, None)
     began = first.sum()
     assert 0 < began < valid.sum()
-    assert float(sums.transitions) == float(sums.episodes) == began
-    assert float(sums.by_episode["return"]) == pytest.approx(0.7 * began, rel=1e-5)
-    assert float(sums.by_transition["mean_target"]) == pytest.approx(0.7 * began, rel=1e-5)
+    for name in ("return", "mean_target"):
+        total, count = map(float, sums.means[name])
+        assert (total, count) == (pytest.approx(0.7 * began, rel=1e-5), began)

@@ -155,11 +155,3 @@ def test_ppo_and_its_critic() -> None:
     }
     for name, value in expected.items():
         assert metrics[name] == pytest.approx(value, abs=1e-4), name
-
-
-def test_minibatches_are_not_drawn_by_the_keys_of_episodes() -> None:
-    state = searches(updates.HARR_GRPO).state
-    order = minibatch_order(state, updates.HARR_GRPO, 16).reshape(-1)[:16]
-    of_episodes = jax.random.split(jax.random.fold_in(state.key, state.step), 16)
-    others = jax.vmap(lambda key: jax.random.permutation(key, 16))(of_episodes)
-    assert order.tolist() not in others.tolist()

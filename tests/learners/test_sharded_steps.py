@@ -6,7 +6,6 @@ devices. That meshes change no number is asked of every update in `test_every_up
 
 from __future__ import annotations
 
-import re
 import sys
 from functools import cache
 from pathlib import Path
@@ -18,7 +17,6 @@ import pytest
 from jax.experimental import multihost_utils
 
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.learners.two_towers import make_train_step
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.trunks.families import BertConfig
 from qrag_jax.models.trunks.transformer import Transformer
@@ -26,9 +24,8 @@ from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.runtime.mesh import LEAST_SPLIT, shard_batch
 from tests.devices import mesh_of, run_two_processes
 from tests.episodes_maker import CLS, PAD, SEP, tower
-from tests.learners.updates import questions, two_towers
-from tests.learners.whole_loss import QWEN3
-from tests.rollouts.play_setup import CONFIG, ONE_BUCKET, feedback
+from tests.learners.updates import fused_update, questions, two_towers
+from tests.rollouts.play_setup import CONFIG, ONE_BUCKET
 from tests.support import hlo
 
 # Wide enough that kernels and word embeddings are split under the rules of real runs.
@@ -54,7 +51,7 @@ class Training:
         actor = Actor(ENCODER, ONE_BUCKET, CONFIG)
         towers = two_towers(case[:3], one, actor, accumulation=case.accumulation)
         self.state = towers.first_state(one, 42)
-        step: Any = make_train_step(towers, feedback)
+        step: Any = fused_update(towers)
         self.program = step.lower(self.state, shard_batch(self.mesh, batch(0))).compile()
         self.text = self.program.as_text()
         # Shape of each whole array, and of a device's part of it.
@@ -124,20 +121,6 @@ def test_no_table_and_no_stack_of_layers_is_ever_whole(case: Case) -> None:
         places = {size for kind in ONE_BUCKET for size in kind.tokens}
         reduced = [a for kind, arrays in sent if kind == "all-reduce" for a in arrays]
         assert not [shape for _, shape in reduced if places & set(shape)]
-
-
-@pytest.mark.parametrize("module", [BERT, QWEN3.module], ids=["bert", "qwen3"])
-def test_every_kernel_of_a_layer_opens_or_closes_a_part(module: Any) -> None:
-    """All else is split over `fsdp` alone."""
-    tree, rules = jax.eval_shape(module.init_params, jax.random.key(0)), module.partition_rules()
-    assert set(tree["layers"]) >= {*module.COLUMNS, *module.ROWS}
-    for path, _ in jax.tree_util.tree_leaves_with_path(tree):
-        leaf, wanted = name(path), {"fsdp"}
-        if leaf.endswith("kernel"):
-            wanted = {"column", "row"}
-        elif leaf.startswith("layers/"):
-            wanted |= {"column", "row"}
-        assert next(way for text, way in rules if re.search(text, leaf)) in wanted, leaf
 
 
 @pytest.mark.slow

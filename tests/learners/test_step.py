@@ -13,15 +13,22 @@ import optax
 import pytest
 
 from qrag_jax.learners.optimizers import OptimizerConfig, make_optimizer
-from qrag_jax.learners.pqn import FusedGradient, Towers
 from qrag_jax.learners.state import Parts, TrainState, dropout_key
-from qrag_jax.learners.two_towers import make_train_step
+from qrag_jax.learners.two_towers import FusedGradient, Towers
 from qrag_jax.learners.update import Learner, counted
 from qrag_jax.rollouts.chunks import Draws
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import CompilationCounter
 from tests.episodes_maker import tower
-from tests.learners.updates import ALONE, OPTIMIZER, PEAK, SCHEDULE, assert_close, two_towers
+from tests.learners.updates import (
+    ALONE,
+    OPTIMIZER,
+    PEAK,
+    SCHEDULE,
+    assert_close,
+    fused_update,
+    two_towers,
+)
 from tests.rollouts import play_setup
 from tests.rollouts.play_setup import CONFIG, EPISODES, PQN, episodes, feedback, jitted_gradient
 
@@ -31,7 +38,7 @@ TOWER = tower(play_setup.ENCODER, 0)
 def test_three_steps_by_hand() -> None:
     """And the same numbers again, with nothing compiled or transferred and buffers reused."""
     towers = two_towers(ALONE, TOWER)
-    step, optimize = make_train_step(towers, feedback), jax.jit(OPTIMIZER.update)
+    step, optimize = fused_update(towers), jax.jit(OPTIMIZER.update)
     gradient_of = FusedGradient(play_setup.ONE_BUCKET_ACTOR, PQN, feedback)
     state, taken, found = towers.first_state(TOWER, 42), 0, []
     for number in range(3):
@@ -44,7 +51,7 @@ def test_three_steps_by_hand() -> None:
         )
         draws = Draws(keys, alpha, uniform)
         gradient, sums = jitted_gradient(gradient_of, Towers(params, targets), batch, draws)
-        transitions, present = float(sums.transitions), float(sums.episodes)
+        transitions = float(sums.means["loss"][1])
         mean = jax.tree.map(lambda leaf, n=transitions: np.asarray(leaf) / n, gradient)
         counts = np.minimum(CONFIG.max_steps, batch.chunk_mask.sum(1))
         chunks, taken = batch.chunk_mask.sum(1), taken + counts.sum()
@@ -53,9 +60,7 @@ def test_three_steps_by_hand() -> None:
         followed = jax.tree.map(lambda t, p: (1 - PQN.tau) * t + PQN.tau * p, targets, moved)
         assert_close(jax.device_get((state.params, state.target_params)), (moved, followed), 2e-6)
         expected = {
-            "loss": sums.loss / transitions,
-            **{name: total / transitions for name, total in sums.by_transition.items()},
-            **{name: total / present for name, total in sums.by_episode.items()},
+            **{name: total / count for name, (total, count) in sums.means.items()},
             "grad_norm": np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(mean))),
             "padding_share": 1 - sums.tokens.real / sums.tokens.computed,
             "env_steps": taken,
@@ -100,8 +105,8 @@ def update(
     nowhere: Any = None
     parts = Parts(optimizer, has_targets=True)
     learner = Learner(mesh=nowhere, shardings=nowhere, parts=parts, schedule=SCHEDULE)
-    state, told = learner.learn(state, (gradient, None), loss, jnp.float32(14), tau=0.1)
-    return counted(state, jnp.float32(14), {})[0], told.finite
+    state, metrics = learner.learn(state, (gradient, None), loss, jnp.float32(14), tau=0.1)
+    return counted(state, jnp.float32(14), {})[0], metrics["skipped"] == 0
 
 
 def begun(params: Any, optimizer: Any) -> TrainState:

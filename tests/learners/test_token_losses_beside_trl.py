@@ -17,8 +17,8 @@ test makes both alike, on TRL's side:
 - The ratio of a sequence: ours is GSPO-token (arXiv 2507.18071, eq. 14), where a token has the
   gradient of its OWN log-probability; TRL's is GSPO, where it has the mean of all. Gradients are
   equal where the tokens of a row weigh alike, so without sampler weights.
-- Pairs: TRL has IPO of averaged log-probabilities alone, and no temperature. One of weight 0 and
-  one with a masked row are not there for TRL.
+- Pairs: TRL has IPO of averaged log-probabilities alone, and no temperature. One with a masked row
+  is not there for TRL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +35,16 @@ import optax
 import pytest
 
 from qrag_jax.learners.config import PreferenceConfig, SFTConfig, TokenGRPOConfig, TokenPPOConfig
-from qrag_jax.learners.preference_update import pair_episodes, pair_loss, row_log_probs
 from qrag_jax.learners.state import Critic
-from qrag_jax.learners.token_policy import BlockPasses
-from qrag_jax.learners.token_update import action_loss, make_token_update, token_episodes
+from qrag_jax.learners.token_update import (
+    make_token_update,
+    pair_episodes,
+    row_log_probs,
+    token_episodes,
+)
 from qrag_jax.rollouts.token_blocks import choose_shape
 from qrag_jax.rollouts.trajectories import MASKED, TokenTrajectory, token_batch
-from tests.rollouts.token_setup import CUT_OFF, NO_WEIGHT, PAIRS, made_pairs
+from tests.rollouts.token_setup import CUT_OFF, PAIRS, made_pairs
 from tests.support import decoders
 from tests.support.decoders import EQUAL_LOSS, TEMPERATURE, by_name, given_tokens, policy_of
 from tests.support.torch_ppo import TorchPpo
@@ -51,8 +53,7 @@ STORED = Path(__file__).parent / "golden" / "token_rollouts.json"
 MEMBERS, PART, MOVED, BETA = 4, "answer", 0.003, 0.2
 CUT, FAILED = 2, 7  # episodes
 CLIPS = {"token": (0.1, 0.15), "sequence": (0.02, 0.03), "cispo": (1.0, 0.15)}
-WEIGHTS = (np.arange(PAIRS) != NO_WEIGHT).astype(np.float32)
-KEPT = np.setdiff1d(np.arange(PAIRS), [NO_WEIGHT, CUT_OFF])
+KEPT = np.setdiff1d(np.arange(PAIRS), [CUT_OFF])
 PAIR_SHAPE = choose_shape(made_pairs(), 64, 2, whole=True)
 Named = dict[str, np.ndarray]  # arrays by Hugging Face's names
 
@@ -88,7 +89,7 @@ class Ours:
         self.new, self.reference = (jax.tree.map(moved, self.old) for _ in range(2))
         self.shape = choose_shape(self.batch, 88, MEMBERS)
         policy = policy_of(self.loaded, config_of("grpo", "token", 0.0))
-        self.read = jax.jit(BlockPasses(policy, partial(action_loss, policy.config)).read)
+        self.read = jax.jit(policy.read)
         self.programs: dict[Any, Any] = {}
 
     def given(self, config: Any, temperature: float = TEMPERATURE) -> Any:
@@ -101,17 +102,16 @@ class Ours:
         return policy, blocks, given._replace(old=old, reference=reference), float(divisor)
 
     def gradient(
-        self, policy: Any, loss: Any, params: Any, given: Any, divisor: float | None = None
+        self, policy: Any, params: Any, given: Any, divisor: float | None = None
     ) -> tuple[float, Named, Any]:
         """The mean loss, its gradient, and the sums."""
         config = policy.config
         if isinstance(config, TokenGRPOConfig):  # these two are in what is given
             config = dataclasses.replace(config, aggregation="grpo", scaled=True)
         if config not in self.programs:
-            passes = BlockPasses(policy, partial(loss, config))
-            self.programs[config] = jax.jit(passes.gradient)
-        learned, sums = self.programs[config](Critic(params), None, *given)
-        divisor = divisor or sums.weight
+            self.programs[config] = jax.jit(policy.gradient)
+        learned, sums = self.programs[config](Critic(params), None, given)
+        divisor = divisor or given[1][1].sum()  # the weights of pairs
         named = by_name(jax.tree.map(lambda leaf: leaf / divisor, learned.tower))
         return float(sums.loss / divisor), named, sums
 
@@ -184,22 +184,19 @@ def test_loss_and_gradient_of_grpo_are_those_of_trl(
     assert {*blocks.episode[blocks.learned].tolist()} <= {*range(12)} - {CUT, FAILED}
     if not corrected:
         blocks = dataclasses.replace(blocks, sampler=given.old)
-    loss, gradient, sums = ours.gradient(policy, action_loss, ours.new, (blocks, given), divisor)
+    loss, gradient, sums = ours.gradient(policy, ours.new, (blocks, given), divisor)
     check_alike(
         (loss, gradient), trainer.gradient(inputs[config.scaled], config, corrected=corrected)
     )
-    assert 5 < sums.departure.clipped < sums.departure.actions / 2
+    clipped, actions = sums.means["clip_fraction"]
+    assert 5 < clipped < actions / 2
     if config.ratio == "token" and config.beta:  # without a KL ours leaves out flat groups
-        found = {
-            "entropy": sums.entropy,
-            "clip_ratio/region_mean": sums.departure.clipped,
-            "kl": sums.reference_kl,
-        }
+        found = {"entropy": "entropy", "clip_ratio/region_mean": "clip_fraction", "kl": "kl"}
         if corrected:
-            found["sampling/importance_sampling_ratio/mean"] = sums.correction.weights
-        for name, total in found.items():
+            found["sampling/importance_sampling_ratio/mean"] = "sampler_weight"
+        for name, own in found.items():
             expected = trainer.trainer._metrics["train"][name][-1]
-            assert total / sums.departure.actions == pytest.approx(expected, rel=1e-4), name
+            assert float(sums.metrics()[own]) == pytest.approx(expected, rel=1e-4), name
 
 
 # ------------------------------------------------------------------------ pairs, imitation
@@ -227,9 +224,9 @@ def pairs(ours: Ours, trl: Any) -> Any:
 def test_pairs_are_those_of_trl(ours: Ours, pairs: Any, config: PreferenceConfig) -> None:
     policy, batch = policy_of(ours.loaded, config, 1.0), made_pairs()
     reference = row_log_probs(policy)(ours.old, batch, PAIR_SHAPE)
-    blocks, by_pair = pair_episodes(policy, batch, PAIR_SHAPE, reference, WEIGHTS)
+    blocks, *by_pair = pair_episodes(policy, batch, PAIR_SHAPE, reference)
     assert (blocks.lengths > 0).any(axis=1).sum() > 1
-    loss, gradient, sums = ours.gradient(policy, pair_loss, ours.new, (blocks, by_pair))
+    loss, gradient, sums = ours.gradient(policy, ours.new, (blocks, tuple(by_pair)))
     inputs = pairs.inputs(batch, KEPT)
     check_alike((loss, gradient), pairs.gradient(inputs, config))
     if config.averaged or config.label_smoothing:
@@ -237,21 +234,21 @@ def test_pairs_are_those_of_trl(ours: Ours, pairs: Any, config: PreferenceConfig
     for member, name in enumerate(("ref_chosen_logps", "ref_rejected_logps")):
         own = reference.reshape(-1, 2)[KEPT, member]
         np.testing.assert_allclose(own, inputs[name].numpy(), atol=1e-4)
-    metrics = pairs.trainer._metrics["train"]
-    for name, total in {
-        "rewards/accuracies": sums.right,
-        "rewards/margins": config.beta * sums.margin,
-        "logps/chosen": sums.winner,
-        "logps/rejected": sums.loser,
+    metrics, means = pairs.trainer._metrics["train"], sums.metrics()
+    for name, mean in {
+        "rewards/accuracies": means["accuracy"],
+        "rewards/margins": config.beta * means["margin"],
+        "logps/chosen": means["log_prob_winner"],
+        "logps/rejected": means["log_prob_loser"],
     }.items():
-        assert float(total / sums.pairs) == pytest.approx(metrics[name][-1], rel=1e-4), name
+        assert float(mean) == pytest.approx(metrics[name][-1], rel=1e-4), name
 
 
 def test_imitation_is_that_of_trl(ours: Ours, trl: Any) -> None:
     """With a tool's words among those that are imitated."""
     policy, blocks, given, divisor = ours.given(SFTConfig(), 1.0)
     assert divisor == ours.batch.loss_mask.sum()
-    loss, gradient, _ = ours.gradient(policy, action_loss, ours.old, (blocks, given), divisor)
+    loss, gradient, _ = ours.gradient(policy, ours.old, (blocks, given), divisor)
     expected = trl.imitated(ours.folder, ours.batch)
     check_alike((loss, gradient), expected)
 
@@ -286,7 +283,7 @@ def test_ppo_is_that_of_torch(
     plain = optax.sgd(RATE), optax.sgd(of_critic)
     policy = policy_of(ours.loaded, config, optimizer=plain[0], critic=plain[1])
     update, shape = make_token_update(policy), choose_shape(ours.batch, 256, 1)
-    state = policy.parts.first_state(policy.shardings, ours.old, 0)
+    state = policy.first_state(ours.old, 0)
     theirs = TorchPpo(ours.folder, config, TEMPERATURE)
     learned = {n: p for n, p in theirs.learned().items() if n != "lm_head.weight"}  # the word table
     rates = {n: of_critic if n.startswith(("critic.", "head.")) else RATE for n in learned}

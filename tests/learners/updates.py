@@ -22,12 +22,16 @@ from qrag_jax.learners import config as configs
 from qrag_jax.learners import placement
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
-from qrag_jax.learners.preference_update import make_preference_update, pair_episodes
 from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
-from qrag_jax.learners.token_update import make_token_update, token_episodes
-from qrag_jax.learners.two_towers import TwoTowers, make_learn_step, make_step, make_train_step
+from qrag_jax.learners.token_update import (
+    make_preference_update,
+    make_token_update,
+    pair_episodes,
+    token_episodes,
+)
+from qrag_jax.learners.two_towers import FusedGradient, ScoredGradient, TwoTowers, make_update
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.trunks.families import BertConfig
@@ -129,7 +133,7 @@ def _placed(mesh: Mesh, rules: Any, whole: Params, adapted: bool) -> tuple[Any, 
 
 DECODER = Qwen3Config(VOCAB, **SIZES)
 BLOCKS = BlockShape(tokens=64, length=24, groups=3, members=2, sampled=48)
-TEMPERATURE, WEIGHTS = 0.7, (0.8, 0.3)
+TEMPERATURE = 0.7
 QUESTION_MEMBERS = 4  # of the query encoder's groups
 _GROUPS: dict[str, Any] = {"members": MEMBERS, "longest": 16}
 GRPO = configs.TokenGRPOConfig(aggregation="grpo", scaled=True, beta=0.3, **_GROUPS)
@@ -173,11 +177,9 @@ def one_row_each() -> TokenBatch:
 
 
 def pairs() -> tuple[Any, ...]:
-    """A batch, log-probabilities by a reference that is not the policy, and weights."""
+    """A batch, and log-probabilities by a reference that is not the policy."""
     draw = np.random.default_rng(6)
-    weights = draw.random(PAIRS).astype(np.float32) + 0.2
-    weights[token_setup.NO_WEIGHT] = 0.0
-    return token_setup.made_pairs(), draw.normal(-30, 3, 2 * PAIRS).astype(np.float32), weights
+    return token_setup.made_pairs(), draw.normal(-30, 3, 2 * PAIRS).astype(np.float32)
 
 
 @jax.jit
@@ -220,7 +222,6 @@ def tokens(
         trunk=Transformer(DECODER, scanned=scanned, own_head=not tied),
         vocabulary=Vocabulary(TEMPERATURE, numbers=10 * shape.sampled),
         config=config,
-        weights=WEIGHTS,
         parts=parts,
         schedule=optax.constant_schedule(rate),
         base_shardings=of_base,
@@ -368,6 +369,11 @@ def two_towers(
     )
 
 
+def fused_update(towers: TwoTowers, reward: Any = feedback) -> Any:
+    """The update that plays, scores and learns."""
+    return make_update(towers, FusedGradient(towers.actor, towers.config, reward))
+
+
 @_learnings
 def towers(
     kind: str, where: tuple[int, int, int], *, adapted: bool = False, accumulation: int = 1
@@ -377,15 +383,14 @@ def towers(
     one, base = (tower_adapters(0), whole) if adapted else (whole, None)
     how: dict[str, Any] = {"accumulation": accumulation, "base": base, "config": ACTS}
     towers = two_towers(where, one, actor, optimizer=optax.sgd(STATES_RATE), **how)
+    learns: Any = FusedGradient(towers.actor, ACTS, feedback)
     if kind == IMITATED:
         towers = dataclasses.replace(towers.imitating(OPTIMIZER_CONFIG), parts=towers.parts)
         config = configs.ImitateConfig(temperature=0.3)
         learns = ImitationGradient(towers.actor, config, ACTS, feedback)
-        update = make_step(towers, learns)
     elif kind == LATER:
-        update = make_learn_step(towers)
-    else:
-        update = make_train_step(towers, feedback)
+        learns = ScoredGradient(towers.actor, ACTS)
+    update = make_update(towers, learns)
     begin = _beginning(towers.parts, towers.shardings)
     first = stacked_adapters(0) if adapted else both_towers(encoder, 0)
     bases = () if towers.base is None else (towers.base,)

@@ -19,7 +19,8 @@ from qrag_jax.environments.chunks import state_width
 from qrag_jax.feedback.facts import FactReward, ground_truth
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PQNConfig
-from qrag_jax.learners.pqn import FusedGradient, ScoredGradient, Sums, Towers
+from qrag_jax.learners.two_towers import FusedGradient, ScoredGradient, Towers
+from qrag_jax.learners.update import Sums
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder

@@ -81,7 +81,7 @@ def made_batch(seed: int = 0) -> TokenBatch:
 
 
 PAIRS, LONGEST = 7, 24
-NO_WEIGHT, CUT_OFF, APART = 2, 4, 5  # a pair of weight 0, one whose loser is masked, one apart
+CUT_OFF, APART = 4, 5  # a pair whose loser is masked, and one apart
 
 
 def made_pairs() -> TokenBatch:

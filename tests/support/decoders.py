@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 
-from qrag_jax.learners.action_loss import PerAction
+from qrag_jax.learners.policy import PerAction
 from qrag_jax.learners.state import Parts
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import TokenEpisodes, grpo_tokens
@@ -81,7 +81,6 @@ def policy_of(
         trunk=loaded.model.trunk,
         vocabulary=Vocabulary(temperature),
         config=config,
-        weights=(1.0,),
         parts=parts,
         schedule=optax.constant_schedule(RATE),
     )
@@ -92,7 +91,7 @@ def given_tokens(
 ) -> tuple[TokenBlocks, PerAction, jax.Array]:
     """The blocks of a batch, what GRPO or imitation learns from each token, and the divisor."""
     nothing = np.zeros(episodes.blocks.target.shape, np.float32)
-    given, divisors, _ = grpo_tokens(policy, episodes, PerAction(*[nothing] * 6))
+    given, divisors, _ = grpo_tokens(policy.config, episodes, PerAction(*[nothing] * 6))
     return jax.tree.map(lambda leaf: leaf[0], (episodes.blocks, given, divisors))
 
 
