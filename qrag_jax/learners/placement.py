@@ -62,39 +62,18 @@ def of_one_tower(shardings: Params) -> Params:
 def place(tower: Params, shardings: Params) -> Params:
     """Places one tower on the mesh; each device gets only its part.
 
-    A leaf in files is read a few layers at a time, no more than the size of the largest tensor, and
-    each device's part separately. So the host never holds much more than the largest tensor.
-
     Args:
-        tower: host arrays, the same on every host, or `StoredLeaf`s.
+        tower: host arrays, the same on every host, or `StoredLeaf`s, of which the host reads one
+            device's part at a time.
     """
-    stored = [leaf for leaf in jax.tree.leaves(tower) if isinstance(leaf, StoredLeaf)]
-    most = max((leaf.tensor_bytes for leaf in stored), default=0)
 
     def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
-        if not isinstance(leaf, StoredLeaf):
-            return jax.device_put(leaf, sharding)
-        layers, together = len(leaf.tensors), max(1, most // max(1, leaf.tensor_bytes))
-        split_by_layers = leaf.stacked and sharding.spec and sharding.spec[0] is not None
-        if layers <= together or split_by_layers:
-            return _read_parts(leaf, sharding)
-        whole = jnp.zeros(leaf.shape, leaf.dtype, device=sharding)
-        for start in range(0, layers, together):
-            part = _read_parts(leaf.layers(start, start + together), sharding)
-            # In place, so that a device never holds a second copy of the leaf.
-            update = jax.jit(_put_layers, donate_argnums=0, out_shardings=sharding)
-            whole = update(whole, part, start).block_until_ready()
-        return whole
+        return (_read if isinstance(leaf, StoredLeaf) else jax.device_put)(leaf, sharding)
 
     return jax.tree.map(put, tower, shardings)
 
 
-def _put_layers(whole: jax.Array, part: jax.Array, start: int) -> jax.Array:
-    return jax.lax.dynamic_update_slice_in_dim(whole, part, start, axis=0)
-
-
-def _read_parts(leaf: StoredLeaf, sharding: NamedSharding) -> jax.Array:
-    """Reads a leaf onto its devices; the host holds one device's part at a time."""
+def _read(leaf: StoredLeaf, sharding: NamedSharding) -> jax.Array:
     parts: dict[str, np.ndarray] = {}
     arrays = []
     for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():

@@ -313,11 +313,6 @@ class StoredLeaf:
     def ndim(self) -> int:
         return len(self.shape)
 
-    @property
-    def tensor_bytes(self) -> int:
-        """Bytes of one tensor in float32."""
-        return int(np.prod(self.tensors[0].shape, dtype=np.int64)) * self.dtype.itemsize
-
     def read(self, index: tuple[slice, ...]) -> np.ndarray:
         """Reads the part that `index`, one slice per dimension or (), selects; a new array."""
         if not self.stacked:
@@ -330,10 +325,6 @@ class StoredLeaf:
         for place, tensor in zip(stack, layers, strict=True):  # one in memory at a time
             place[...] = self._part(tensor, index[1:])
         return stack
-
-    def layers(self, start: int, stop: int) -> StoredLeaf:
-        """The leaf with the layers `start` to `stop - 1` only."""
-        return dataclasses.replace(self, tensors=self.tensors[start:stop])
 
     def _part(self, tensor: Tensor, index: tuple[slice, ...]) -> np.ndarray:
         return tensor[index[::-1]].T if self.transposed else tensor[index]
