@@ -329,14 +329,12 @@ class TwoTowers(Learner):
         config: constants of PQN.
         peak: the highest learning rate.
         accumulation: number of micro-batches in a step, on each device.
-        base: the frozen base of adapters; None if whole towers are trained.
     """
 
     actor: Actor
     config: PQNConfig
     peak: float
     accumulation: int = 1
-    base: Params | None = None
 
     def __post_init__(self) -> None:
         # The encoder computes on the mesh, with the parts of parameters that lie there.
@@ -353,22 +351,15 @@ class TwoTowers(Learner):
         config: PQNConfig,
         optimizer: OptimizerConfig,
         accumulation: int = 1,
-        placed: bool = True,
         first: int = 0,
     ) -> TwoTowers:
         """The towers that start from a loaded encoder.
 
-        A frozen base is placed on the mesh; if `placed` is False, it is described by shapes.
-
         Args:
             first: the step of the run with which their schedule begins.
         """
-        parts, schedule = (
-            Parts(make_optimizer(optimizer), has_targets=True),
-            learning_rate_schedule(optimizer),
-        )
-        base_shardings = placement.base_shardings(mesh, rules, loaded.base)
-        put = placement.place if placed else placement.shapes_on
+        parts = Parts(make_optimizer(optimizer), has_targets=True)
+        schedule = learning_rate_schedule(optimizer)
         return cls(
             mesh=mesh,
             shardings=parts.shardings(mesh, rules, loaded.trained),
@@ -378,8 +369,7 @@ class TwoTowers(Learner):
             schedule=lambda step: schedule(step - first),
             peak=optimizer.learning_rate,
             accumulation=accumulation,
-            base_shardings=base_shardings,
-            base=put(loaded.base, base_shardings),
+            base_shardings=placement.base_shardings(mesh, rules, loaded.base),
         )
 
     def imitating(self, optimizer: OptimizerConfig) -> TwoTowers:
@@ -414,16 +404,6 @@ class TwoTowers(Learner):
             alpha_at(self.config.alpha, self.schedule(state.step), self.peak),
             state.env_steps < 2 * self.config.learning_start,
         )
-
-    def with_base(self, params: Params) -> Params | Adapted:
-        """The parameters to play with: adapters together with their base, or whole towers."""
-        return merge(params, self.base)
-
-    def bound(self, program: Callable[..., Any]) -> Callable[..., Any]:
-        """The program with the base as its last argument, if there is a base."""
-        if self.base is None:
-            return program
-        return lambda *arguments: program(*arguments, self.base)
 
 
 def make_update(towers: TwoTowers, gradient_of: Callable[..., tuple[Params, Sums]]) -> Update:

@@ -18,7 +18,7 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.learners.optimizers import keep_unless, optimizer_step
-from qrag_jax.learners.placement import both, of_one_tower, place
+from qrag_jax.learners.placement import both, of_one_tower, place, shapes_on
 from qrag_jax.learners.state import Critic, Parts, TrainState
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.heads.embedding import Params
@@ -94,6 +94,16 @@ class Learner:
         one = of_one_tower(of_params) if self.parts.has_targets else of_params
         towers = [place(each, one) for each in (tower, second) if each is not None]
         return jax.jit(build, out_shardings=self.shardings)(*towers)
+
+    def placed_base(self, stored: Params, *, placed: bool = True) -> tuple[Params, ...]:
+        """The frozen base of adapters on the mesh, or () if all weights are trained.
+
+        Args:
+            placed: else it is described by shapes.
+        """
+        if self.base_shardings is None:
+            return ()
+        return ((place if placed else shapes_on)(stored, self.base_shardings),)
 
     @cached_property
     def next_stage(self) -> Callable[[TrainState], TrainState]:

@@ -221,10 +221,7 @@ class Harr:
     @cached_property
     def base(self) -> tuple[Any, ...]:
         """The base of adapters, placed; () if all weights are trained."""
-        if self.learner.base_shardings is None:
-            return ()
-        put = placement.place if self.placed else placement.shapes_on
-        return (put(self.inputs.encoder.stored, self.learner.base_shardings),)
+        return self.learner.placed_base(self.inputs.encoder.stored, placed=self.placed)
 
     @cached_property
     def _update(self) -> Any:

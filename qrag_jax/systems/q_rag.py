@@ -29,6 +29,7 @@ from qrag_jax.learners import two_towers
 from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.two_towers import FusedGradient, ScoredGradient
+from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, loop_rounds
@@ -156,10 +157,10 @@ class QRag:
             if self.service is None:
                 return batches(PQN, goes_on)
             assert isinstance(config.reward, DeferredReward)
-            play = self.towers.bound(two_towers.make_play_step(self.towers))
+            program, base = two_towers.make_play_step(self.towers), self._base
             return Deferred(
                 self.mesh,
-                play,
+                lambda *arguments: program(*arguments, *base),
                 batches(PQN, goes_on),
                 self.service,
                 inputs.train_samples,
@@ -185,7 +186,7 @@ class QRag:
         return state, metrics
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        params = self.towers.with_base(state.params)
+        params = self._whole(state.params)
         return self._scores.evaluate(params, step, self.service, stop)
 
     def programs(self) -> list[Program]:
@@ -193,7 +194,7 @@ class QRag:
         state = towers.parts.shapes(inputs.encoder.trained)
         batch, size = inputs.batch_shapes(config.train.batch_size), config.eval.batch_size
         loops = partial(self._loops, config.train.batch_size // config.train.accumulation)
-        scored = towers.with_base(state.params), inputs.batch_shapes(size)
+        scored = self._whole(state.params), inputs.batch_shapes(size)
         programs = []
         if config.imitate:
             shown = inputs.batch_shapes(config.imitate.batch_size)
@@ -236,7 +237,6 @@ class QRag:
             config=config.pqn,
             optimizer=config.optimizer,
             accumulation=config.train.accumulation,
-            placed=self.placed,
             first=config.imitated,
         )
 
@@ -256,9 +256,13 @@ class QRag:
         learn = ImitationGradient(towers.actor, config.imitate, config.pqn, self._feedback)
         return two_towers.make_update(towers, learn)
 
-    @property
+    def _whole(self, params: Any) -> Any:
+        """The parameters to play with: adapters together with their base, or whole towers."""
+        return merge(params, self._base[0] if self._base else None)
+
+    @cached_property
     def _base(self) -> tuple[Any, ...]:
-        return () if self.towers.base is None else (self.towers.base,)
+        return self.towers.placed_base(self.inputs.encoder.stored, placed=self.placed)
 
     @property
     def _feedback(self) -> Any:

@@ -325,11 +325,8 @@ class TokenSystem(abc.ABC, Generic[Config]):
     @cached_property
     def base(self) -> tuple[Any, ...]:
         """What adapters are on, as updates take it; () if all weights are trained."""
-        shardings = self.stages[0].policy.base_shardings
-        if shardings is None:
-            return ()
-        put = placement.place if self.placed else placement.shapes_on
-        return (put(self.inputs.model.stored, shardings),)
+        policy, stored = self.stages[0].policy, self.inputs.model.stored
+        return policy.placed_base(stored, placed=self.placed)
 
     def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
         """See `System`; the state begins anew with a later stage."""

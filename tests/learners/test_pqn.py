@@ -254,17 +254,17 @@ def test_playing_now_and_learning_later_is_the_fused_step_at_no_lag() -> None:
     base = tower(ENCODER, 0)
     fused = two_towers(ALONE, one, actor, base=base)
     split = two_towers((1, 2, 1), one, actor, base=base, accumulation=2)
-    step = fused.bound(fused_update(fused, at_the_end))
-    scored = make_update(split, ScoredGradient(split.actor, split.config))
-    play, learn = split.bound(make_play_step(split)), split.bound(scored)
+    step, play = fused_update(fused, at_the_end), make_play_step(split)
+    learn = make_update(split, ScoredGradient(split.actor, split.config))
+    on_one, on_two = fused.placed_base(base), split.placed_base(base)
     state, other = fused.first_state(one, 42), split.first_state(one, 42)
     for number in range(3):
-        state, expected = step(state, shard_batch(fused.mesh, play_setup.episodes(number)))
+        state, expected = step(state, shard_batch(fused.mesh, play_setup.episodes(number)), *on_one)
         batch = shard_batch(split.mesh, play_setup.episodes(number))
-        played = play(other, batch, replicate(split.mesh, np.int32(number)))
+        played = play(other, batch, replicate(split.mesh, np.int32(number)), *on_two)
         reward = np.asarray(at_the_end(None, jax.device_get(played)))
         given = shard_batch(split.mesh, (reward, np.asarray(played.valid)))
-        other, metrics = learn(other, ScoredEpisodes(batch, played, *given))
+        other, metrics = learn(other, ScoredEpisodes(batch, played, *given), *on_two)
         assert float(metrics.pop("unscored_share")) == 0.0
         assert metrics.keys() == expected.keys()
         for name in metrics.keys() - {"padding_share"}:

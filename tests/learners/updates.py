@@ -354,7 +354,6 @@ def two_towers(
 ) -> TwoTowers:
     """How towers like this one, or adapters on a base, are trained in these tests."""
     mesh, parts = mesh_of(*where), Parts(optimizer, has_targets=True)
-    of_base, placed = _placed(mesh, rules, base or {}, base is not None)
     return TwoTowers(
         mesh=mesh,
         shardings=parts.shardings(mesh, rules, one),
@@ -364,8 +363,7 @@ def two_towers(
         schedule=SCHEDULE,
         peak=PEAK,
         accumulation=accumulation,
-        base_shardings=of_base,
-        base=placed[0] if placed else None,
+        base_shardings=placement.base_shardings(mesh, rules, base),
     )
 
 
@@ -393,8 +391,8 @@ def towers(
     update = make_update(towers, learns)
     begin = _beginning(towers.parts, towers.shardings)
     first = stacked_adapters(0) if adapted else both_towers(encoder, 0)
-    bases = () if towers.base is None else (towers.base,)
-    return Program(towers, update, begin, partial(shard_batch, towers.mesh), first, bases)
+    placed = towers.placed_base(whole)
+    return Program(towers, update, begin, partial(shard_batch, towers.mesh), first, placed)
 
 
 def check_moved(after: Any, before: Any, gradient: Any, *, rate: float, rtol: float = 1e-5) -> None:
