@@ -23,7 +23,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.rewards import Unscored
 from qrag_jax.learners import placement
-from qrag_jax.metrics.row_log import begin, differing_in_part, refuse_other
+from qrag_jax.metrics.row_log import begin, refuse_other
 from qrag_jax.metrics.rows import REWARDS, RewardRow
 from qrag_jax.metrics.summaries import judged, reward_lines, reward_row
 from qrag_jax.models.first_encoder import FOLDER
@@ -88,8 +88,8 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
     settings: dict[str, Any] = {"config": json.loads(json.dumps(fields)), "rollouts": count}
     if RESTART.value:
         log.unlink(missing_ok=True)
-    refuse_other(log, settings)  # before anything is computed
-    if not (workdir or log.exists()) and differing_in_part(log, settings):
+    others = refuse_other(log, settings)  # before anything is computed
+    if others and not (workdir or log.exists()):
         # Encoder and index beside the log are of other settings.
         for name in (FOLDER, INDEX):
             shutil.rmtree(folder / name, ignore_errors=True)

@@ -13,8 +13,7 @@ import pytest
 from examples.worlds.records import records
 from examples.worlds.scripts import bridge_question, renaming, talkative_question
 from examples.worlds.world import Entity, Puzzle, invented_word, puzzle_at
-from qrag_jax.data.sample import Sample, fingerprint
-from qrag_jax.data.scripted import Draw
+from qrag_jax.data.sample import Draw, Sample, fingerprint
 from qrag_jax.data.sources import parse_own
 from qrag_jax.errors import InputError
 

@@ -261,7 +261,7 @@ def _with_gold(record: Record, corpus: Mapping[str, Passage]) -> Record:
     lacks is there by its title alone, so that it is missed.
     """
     pages = parse_open(record).gold
-    gold = [corpus.get(page.id, Passage("", page.title, "")) for page in pages]
+    gold = [corpus.get(page.name, Passage("", page.title, "")) for page in pages]
     context = {passage.title: [passage.title, [passage.text]] for passage in gold}
     facts = [[title, 0] for title in context]
     return record | {"supporting_facts": facts, "context": [*context.values()]}

@@ -23,14 +23,14 @@ from benchmarks.speed.ours import DATA
 from configs import two_wiki
 from qrag_jax.data.corpora import qrels_path, read_corpus, read_qrels, read_queries
 from qrag_jax.data.records import read_records
-from qrag_jax.data.scripted import world
+from qrag_jax.data.sample import world
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.models.first_encoder import FOLDER, EncoderConfig, ScratchConfig, make_scratch_folder
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.exact import ExactIndex
-from qrag_jax.retrieval.protocol import Passage, Queries, Where
+from qrag_jax.retrieval.protocol import Passage, Queries
 from qrag_jax.retrieval.vectors import FaissIndex
 from qrag_jax.runtime.pretrained_files import find_minilm
 from qrag_jax.systems import saved_run
@@ -74,25 +74,13 @@ def texts_of(setting: Setting, passages: int, questions: int) -> Texts:
 
 
 class Numbered:
-    """A corpus of passages that nobody reads; see `retrieval.protocol.Corpus`."""
+    """A corpus of passages that nobody reads."""
 
     def __init__(self, count: int) -> None:
         self._count, self.digest = count, f"{count} numbers"
 
     def __len__(self) -> int:
         return self._count
-
-    def __iter__(self) -> Iterator[Passage]:
-        """Never called."""
-        raise NotImplementedError
-
-    def passages(self, numbers: object) -> list[Passage]:
-        """Never called."""
-        raise NotImplementedError
-
-    def matching(self, where: Where) -> np.ndarray:
-        """Never called."""
-        raise NotImplementedError
 
 
 def exact_cases(setting: Setting) -> Iterator[Case]:
@@ -101,7 +89,8 @@ def exact_cases(setting: Setting) -> Iterator[Case]:
         rng = np.random.default_rng(0)
         vectors = rng.standard_normal((count, width), np.float32)
         asked = rng.standard_normal((batch, width), np.float32)
-        queries, corpus = Queries([""] * batch, asked), Numbered(count)
+        queries = Queries([""] * batch, asked)
+        corpus: Any = Numbered(count)
         ours, faiss = ExactIndex(corpus, vectors), FaissIndex(corpus, vectors)
         case = beside(
             setting,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from examples.worlds.scripts import BridgePassage, BridgeQuestion, TalkativeQuestion, renaming
 from examples.worlds.sentences import content_words, words_of
-from qrag_jax.data.scripted import Draw
+from qrag_jax.data.sample import Draw
 from qrag_jax.environments.queries import (
     BRIDGE,
     BY_HOP,

@@ -26,8 +26,7 @@ from examples.worlds.world import (
 )
 from examples.worlds.world import Passage as PuzzlePassage
 from qrag_jax.data.corpora import Query
-from qrag_jax.data.sample import SPLITS, Passage, Sample, Split
-from qrag_jax.data.scripted import BLOCK, Draw
+from qrag_jax.data.sample import BLOCK, SPLITS, Draw, Passage, Sample, Split
 from qrag_jax.errors import InputError
 
 PASSAGES = 10  # of each question, if no other number is asked for

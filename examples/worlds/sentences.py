@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from qrag_jax.data.scripted import Draw
+from qrag_jax.data.sample import Draw
 from qrag_jax.errors import InputError
 
 if TYPE_CHECKING:

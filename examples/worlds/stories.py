@@ -11,8 +11,7 @@ import hashlib
 from collections.abc import Callable
 
 from qrag_jax.data.long_docs import Story
-from qrag_jax.data.sample import SPLITS, Split
-from qrag_jax.data.scripted import Draw
+from qrag_jax.data.sample import SPLITS, Draw, Split
 from qrag_jax.errors import InputError
 
 PEOPLE = ("Nora", "Felix", "Ruth", "Oscar")

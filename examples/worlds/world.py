@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from qrag_jax.data.sample import SPLITS, Split
-from qrag_jax.data.scripted import Draw
+from qrag_jax.data.sample import SPLITS, Draw, Split
 from qrag_jax.errors import InputError
 
 RIVALS = 2

@@ -299,7 +299,7 @@ def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
     _write_rows(path, [(q, "0", d, g) for q, judged in qrels.items() for d, g in judged.items()])
 
 
-def write_run(path: Path, run: Mapping[str, Mapping[str, float]], tag: str = "qrag") -> None:
+def write_run(path: Path, run: Mapping[str, Mapping[str, float]], tag: str) -> None:
     """Writes rankings, query → document → score, best first, as a TREC run."""
     ranked = ((query, enumerate(scores.items(), 1)) for query, scores in run.items())
     _write_rows(path, [(q, "Q0", d, n, s, tag) for q, found in ranked for n, (d, s) in found])
@@ -317,7 +317,7 @@ def _write_rows(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:
     write_whole(path, "".join(lines))
 
 
-# ---------------------------------------------------------------- judged rows
+# ---------------------------------------------------------------- rows of queries
 
 
 def judged_row(where: str, row: Mapping[str, Any]) -> Query:
@@ -328,19 +328,34 @@ def judged_row(where: str, row: Mapping[str, Any]) -> Query:
     may be found until its end. A row without an id gets one from its place and content.
     """
     with records.refused(where):
-        if "query" in row:
-            text, field = _line(row["query"], "query"), "relevant_doc_ids"
-        elif "pico" in row:
-            text, field = _pico(row["pico"]), "publication_pmids"
-        else:
-            raise BadRecord("there is neither a field 'query' nor a field 'pico'")
+        query, plain = _query(row, "query"), row.get("query") is not None
+        field = "relevant_doc_ids" if plain else "publication_pmids"
         listed = records.get(row, ITEMS, field)
         documents = tuple(dict.fromkeys(records.identifier(name, field) for name in listed))
         answers = records.get(row, ITEMS, "answers", default=[])
-        grades = tuple((document, 1) for document in documents)
-        answers = tuple(dict.fromkeys(_line(answer, "answers") for answer in answers))
-        name, until = _id(where, row, text, documents), _until(row.get("pub_date"))
-        return Query(name, text, grades, answers, until)
+        content = "\0".join((where, query.text, *documents))
+        digest = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
+        return query._replace(
+            id=query.id or f"row-{where.rpartition(':')[2]}-{digest}",
+            grades=tuple((document, 1) for document in documents),
+            answers=tuple(dict.fromkeys(_line(answer, "answers") for answer in answers)),
+        )
+
+
+def _query(row: Mapping[str, Any], *names: str, encodes: bool = True) -> Query:
+    """A row as a query without judgements: the first of these fields, or else its PICO.
+
+    With `encodes`, UTF-8 must have its text.
+    """
+    name = next((row[key] for key in ("id", "_id") if row.get(key) is not None), None)
+    field = next((name for name in (*names, "pico") if row.get(name) is not None), names[0])
+    value = records.present(row, field)
+    return Query(
+        "" if name is None else records.identifier(name, "id"),
+        _pico(value) if field == "pico" else _line(value, field, encodes=encodes),
+        until=_until(row.get("pub_date")),
+        collection=records.get(row, TEXT, "collection", default=""),
+    )
 
 
 def _pico(pico: Any) -> str:
@@ -352,22 +367,12 @@ def _pico(pico: Any) -> str:
     return "; ".join(f"{PARTS[key]}: {text.rstrip(' .;')}" for key, text in parts.items())
 
 
-def _line(value: Any, field: str) -> str:
-    return _one_line(records.checked(value, TEXT, field), field)
-
-
-def _one_line(value: Any, field: str) -> str:
+def _line(value: Any, field: str, *, encodes: bool = True) -> str:
+    if encodes:  # else half a surrogate pair is a question that finds nothing
+        records.checked(value, TEXT, field)
     if not isinstance(value, str) or not value.strip():
         raise BadRecord(f"field '{field}' has no word")
     return " ".join(value.split())
-
-
-def _id(where: str, row: Mapping[str, Any], text: str, documents: tuple[str, ...]) -> str:
-    if row.get("id") is not None:
-        return records.identifier(row["id"], "id")
-    content = "\0".join((where, text, *documents))
-    digest = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
-    return f"row-{where.rpartition(':')[2]}-{digest}"
 
 
 def _until(value: Any) -> str:
@@ -414,9 +419,7 @@ def read_query_list(path: Path, *, numbered: bool = True) -> list[Query]:
     seen = set[tuple[str, str]]()
     for where, row in _rows(path):
         with records.refused(where):
-            query = _listed(row)
-            if numbered:  # else half a surrogate pair is a question that finds nothing
-                records.checked(query.text, TEXT, "text")
+            query = _query(row, *_ASKED, encodes=numbered)
         if numbered:
             query = query._replace(id=query.id or where.rpartition(":")[2])
             if (query.collection, query.id) in seen:
@@ -445,14 +448,3 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             except (ValueError, RecursionError):
                 row = {}  # which is refused
         yield f"{path.name}:{number}", row
-
-
-def _listed(row: Mapping[str, Any]) -> Query:
-    name = next((row[key] for key in ("id", "_id") if row.get(key) is not None), None)
-    plain = any(key in row for key in _ASKED) or "pico" not in row
-    return Query(
-        "" if name is None else records.identifier(name, "id"),
-        _one_line(records.present(row, *_ASKED), _ASKED[0]) if plain else _pico(row["pico"]),
-        until=_until(row.get("pub_date")),
-        collection=records.get(row, TEXT, "collection", default=""),
-    )

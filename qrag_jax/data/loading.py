@@ -13,7 +13,7 @@ from ml_collections import ConfigDict
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig, babilong_documents, niah_documents
 from qrag_jax.data.noise import DocumentsConfig
 from qrag_jax.data.reading import is_one_part, load_samples
-from qrag_jax.data.sample import LazySamples, Sample, Split, is_held_out, joined
+from qrag_jax.data.sample import SPLITS, LazySamples, Sample, Split, is_held_out, joined
 from qrag_jax.data.sources import BABILONG, MUSIQUE, NIAH, SOURCES, Columns
 from qrag_jax.data.sources import TITLE_SEPARATOR as AFTER_MUSIQUE
 from qrag_jax.data.tokens import TextTokenizer, TokenStore, tokenise
@@ -264,25 +264,13 @@ def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> Loade
     return kept
 
 
-class Questions(NamedTuple):
-    """The questions of a run of an agent; none is in both splits. `report` says what was read."""
-
-    train: Sequence[Sample]
-    dev: Sequence[Sample]
-    report: list[str]
-
-    def passages(self) -> list[str]:
-        """The different passages of all questions, in order, for an agent without a corpus."""
-        every = (text for sample in (*self.train, *self.dev) for text in sample.chunks)
-        return list(dict.fromkeys(every))
-
-
 def load_questions(
     config: DataConfig, dev: DataConfig, *, taken_apart: bool, max_hops: int
-) -> Questions:
-    """Reads the questions of both splits; a part is held out if `dev` is `config` itself.
+) -> tuple[list[Sample], list[Sample], list[str]]:
+    """The questions to train on, those to evaluate on, and lines on what was read.
 
-    With `taken_apart`, only those with a decomposition of at most `max_hops` hops are kept.
+    No question is in both; a part is held out if `dev` is `config` itself. With `taken_apart`, only
+    those with a decomposition of at most `max_hops` hops are kept.
     """
     known = [name for name, source in SOURCES.items() if source.hops]
     for settings in (config, dev) if taken_apart else ():
@@ -292,12 +280,13 @@ def load_questions(
                     f"'{source}' has no decompositions for the scripted agent here; use "
                     f"{', '.join(known)}, with files in config.data.path."
                 )
-    train, held_out = load_splits(config, dev, hold_out=dev is config, apart=taken_apart)
-    report = [*train.report, *held_out.report]
-
-    def kept(split: Split, every: Sequence[Sample]) -> Sequence[Sample]:
-        if not taken_apart:
-            return [*every]
+    parts = load_splits(config, dev, hold_out=dev is config, apart=taken_apart)
+    report = [line for part in parts for line in part.report]
+    if not taken_apart:
+        return [*parts[0].all], [*parts[1].all], report
+    kept = []
+    for split, part in zip(SPLITS, parts):
+        every = part.all
         few = [s for s in every if s.decomposition and len(s.decomposition.hops) <= max_hops]
         if not few:
             raise InputError(
@@ -309,9 +298,8 @@ def load_questions(
                 f"{dropped} of {len(every)} {split} questions left out, which have no "
                 f"decomposition of at most {max_hops} hops"
             )
-        return few
-
-    return Questions(kept("train", train.all), kept("dev", held_out.all), report)
+        kept.append(few)
+    return kept[0], kept[1], report
 
 
 _MANY = 0.1  # share of truncated texts above which it is a warning

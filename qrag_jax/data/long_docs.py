@@ -18,8 +18,7 @@ import numpy as np
 
 from qrag_jax.data.noise import DocumentsConfig, Noise, Shelf, noise
 from qrag_jax.data.records import read_lines, text_files
-from qrag_jax.data.sample import SPLITS, LazySamples, Sample, Split, placed
-from qrag_jax.data.scripted import world
+from qrag_jax.data.sample import SPLITS, LazySamples, Sample, Split, placed, world
 from qrag_jax.data.sources import BABILONG, NIAH
 from qrag_jax.errors import Count, InputError, Natural, one_of
 from qrag_jax.runtime.config_fields import internal
@@ -161,29 +160,26 @@ def read_stories(path: Path) -> list[Story]:
     places: dict[str, int] = {}  # id of a statement → its index in `facts`
     last = 0
     for number, line in read_lines(path):
-        where = f"{path}, line {number}"
         parsed = _LINE.fullmatch(line)
-        if not parsed:
-            raise InputError(f"{where}, is not a number and a text; start it with its story's id.")
-        this, text = int(parsed[1]), parsed[2]
+        this, text = (int(parsed[1]), parsed[2]) if parsed else (0, "")
+        in_order = this == 1 or 0 < last < this
         if this == 1:
             facts, places = [], {}
-        elif not 0 < last < this:
+        question, *rest = (part.strip() for part in text.split("\t"))
+        is_fact = not rest and not question.endswith("?")
+        answer, named = (*rest, "", "")[:2]
+        ids = named.split()
+        sound = is_fact or (question and answer and ids and places.keys() >= {*ids})
+        if not in_order or not sound:
             raise InputError(
-                f"{where}, has the id {this} after {last}; number a story's lines from 1 upwards."
+                f"{path}, line {number}, is not an id, from 1 upwards in each story, and a "
+                "statement, or question, tab, answer, tab, ids of statements before; mend it."
             )
         last = this
-        question, *rest = (part.strip() for part in text.split("\t"))
-        if not rest and not question.endswith("?"):
+        if is_fact:
             places[str(this)] = len(facts)
             facts.append(question)
             continue
-        answer, named = (*rest, "", "")[:2]
-        ids = named.split()
-        if not question or not answer or not ids or not places.keys() >= {*ids}:
-            raise InputError(
-                f"{where}, is not question, tab, answer, tab, ids of statements before; mend it."
-            )
         support = tuple(places[name] for name in ids)
         stories.append(Story(tuple(facts), question, answer, support))
     if not stories:

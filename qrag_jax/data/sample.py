@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import functools
 import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate
 from operator import itemgetter
+from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypeVar
 
+import numpy as np
+
+from qrag_jax.runtime import own_code
 from qrag_jax.runtime.retriever_config import passage_text
 
 T = TypeVar("T")
@@ -23,10 +28,15 @@ _SLOT = re.compile(r"#([1-9][0-9]?)(?![0-9])")
 
 
 class Passage(NamedTuple):
-    name: str  # the id in the corpus's file
-    text: str
-    title: str = ""
+    """A passage of a corpus or of a question; of a gold page, perhaps the title alone is known."""
+
+    name: str = ""  # the id in the corpus's file; "" of a question's own
+    text: str = ""  # what follows the title; "" if it is unknown
+    title: str = ""  # "" if it has none
     metadata: Mapping[str, Any] = {}  # further fields, as JSON has them
+
+    def __hash__(self) -> int:
+        return hash(self[:3])  # a mapping has no hash
 
     @property
     def whole(self) -> str:
@@ -36,18 +46,6 @@ class Passage(NamedTuple):
 
 class BadRecord(ValueError):
     """A record that cannot become a `Sample`; its message is a short reason and serves as a key."""
-
-
-class Page(NamedTuple):
-    """A passage of a question, or a gold page of which only the title (and id) is known."""
-
-    title: str  # "" if it has none
-    text: str = ""  # what follows the title; "" if it is unknown
-    id: str = ""  # in the corpus that comes with the data; "" if none does
-
-    @property
-    def whole(self) -> str:
-        return passage_text(self.title, self.text)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -101,7 +99,7 @@ class Sample:
     answers: tuple[str, ...]  # the answer followed by its aliases, or see `needs_all`; may be empty
     source: str  # name of the source the sample came from, e.g. "hotpotqa"
     titles: tuple[str, ...] = ()  # with which each chunk begins, "" for one without; () if unknown
-    pages: tuple[Page, ...] = ()  # gold pages of a question without chunks
+    pages: tuple[Passage, ...] = ()  # gold pages of a question without chunks
     decomposition: Decomposition | None = None  # None if none is known, or if nobody asked for it
     fault: str = dataclasses.field(default="", compare=False)  # a harmless one of its record
 
@@ -110,20 +108,21 @@ class Sample:
         """Whether `answers` are values that are all asked for, and not forms of one answer."""
         return self.source in OF_VALUES
 
-    def page(self, place: int) -> Page:
+    def passage(self, place: int) -> Passage:
         """A chunk as its title and what follows it."""
         title, chunk = self.titles[place] if self.titles else "", self.chunks[place]
-        return Page(title, chunk.removeprefix(title).removeprefix(".").lstrip() if title else chunk)
+        text = chunk.removeprefix(title).removeprefix(".").lstrip() if title else chunk
+        return Passage("", text, title)
 
     @property
-    def passages(self) -> tuple[Page, ...]:
+    def passages(self) -> tuple[Passage, ...]:
         """The question's own passages, which may be pooled with those of others."""
-        return tuple(map(self.page, range(len(self.chunks))))
+        return tuple(map(self.passage, range(len(self.chunks))))
 
     @property
-    def gold(self) -> tuple[Page, ...]:
+    def gold(self) -> tuple[Passage, ...]:
         """The pages to be found, in the data's order."""
-        return self.pages or tuple(map(self.page, self.support))
+        return self.pages or tuple(map(self.passage, self.support))
 
 
 def placed(facts: Iterable[T], places: Iterable[int], between: Iterable[T]) -> list[T]:
@@ -201,3 +200,51 @@ def joined(parts: Sequence[Sequence[Sample]]) -> Sequence[Sample]:
     if not any(isinstance(part, LazySamples) for part in parts):
         return [sample for part in parts for sample in part]
     return _Joined(parts)
+
+
+# ---------------------------------------------------------------- invented worlds
+# What the scripts in `examples/worlds` share with the package.
+
+BLOCK = 25  # talkative questions whose clauses are about persons in one another's passages
+
+
+@functools.cache
+def world(file: str = "scripts.py") -> ModuleType:
+    """The code of an invented world: its questions, or what is in another of its files."""
+    # Never one of the working folder: nobody named it.
+    path = own_code.own_folder(own_code.EXAMPLES) / "worlds" / file
+    return own_code.run_file(str(path), "the file of an invented world")
+
+
+class Draw:
+    """Random draws that are the same on every machine.
+
+    Philox fixes its raw 64-bit output; what `numpy.random.Generator` makes of it may change between
+    numpy releases.
+    """
+
+    def __init__(self, seed: int, stream: int, index: int) -> None:
+        key = np.array([seed, stream], dtype=np.uint64)
+        counter = np.array([0, 0, 0, index], dtype=np.uint64)
+        self._source = np.random.Philox(key=key, counter=counter)
+        self._raw: list[int] = []
+
+    def below(self, n: int) -> int:
+        """An integer in [0, n); n must be far below 2^64 to make the bias negligible."""
+        if not self._raw:  # 256 at a time, used from the last to the first
+            self._raw = self._source.random_raw(256).tolist()
+        return (self._raw.pop() * n) >> 64
+
+    def chance(self, p: float) -> bool:
+        return self.below(1 << 53) < p * (1 << 53)
+
+    def choice(self, items: Sequence[T]) -> T:
+        return items[self.below(len(items))]
+
+    def shuffled(self, items: Sequence[T]) -> list[T]:
+        """The items in a uniformly random order (Fisher-Yates)."""
+        out = list(items)
+        for i in range(len(out) - 1, 0, -1):
+            j = self.below(i + 1)
+            out[i], out[j] = out[j], out[i]
+        return out

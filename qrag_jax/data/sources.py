@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 from qrag_jax.data import records
 from qrag_jax.data.noise import sentences_of
 from qrag_jax.data.records import INDEX, ITEMS, OBJECTS, TEXT, TEXTS, checked, get
-from qrag_jax.data.sample import BadRecord, Page, Sample, Split, SubQuestion, letters
+from qrag_jax.data.sample import BadRecord, Passage, Sample, Split, SubQuestion, letters
 from qrag_jax.errors import Filled, InputError
 from qrag_jax.runtime.retriever_config import passage_text
 
@@ -44,7 +44,7 @@ def _sample(
     chunks: Sequence[str] = (),
     support: Iterable[int] = (),
     titles: Sequence[str] = (),
-    pages: Sequence[Page] = (),
+    pages: Sequence[Passage] = (),
     fault: str = "",
 ) -> Sample:
     """The sample, if it can be trained on; a chunk that is named twice supports once."""
@@ -124,12 +124,14 @@ def _asked(record: Record) -> tuple[str, str, tuple[str, ...]]:
     return record_id, question, records.answers(record)
 
 
-def _pages(titles: Sequence[str], ids: Sequence[str] = ()) -> list[Page]:
+def _pages(titles: Sequence[str], ids: Sequence[str] = ()) -> list[Passage]:
     """The different pages of these titles, with their ids."""
     distinct = list(dict.fromkeys(title.strip() for title in titles))
     if ids and len(ids) != len(distinct):
         raise BadRecord("gold_doc_ids has not as many ids as there are supporting titles")
-    return [Page(title, id=name) for title, name in zip(distinct, ids or [""] * len(distinct))]
+    return [
+        Passage(name, title=title) for title, name in zip(distinct, ids or [""] * len(distinct))
+    ]
 
 
 def _pairs(value: Any, name: str, *keys: str) -> list[Sequence[Any]]:

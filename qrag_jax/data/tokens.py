@@ -6,7 +6,6 @@ import dataclasses
 import functools
 import hashlib
 import json
-import shutil
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -18,7 +17,7 @@ from tokenizers import normalizers
 from qrag_jax.data.sample import Sample, placed
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
-from qrag_jax.runtime.whole_files import new_folder, reason, write_whole
+from qrag_jax.runtime.whole_files import reason, whole_folder
 
 if TYPE_CHECKING:
     from qrag_jax.data.long_docs import Layout
@@ -235,19 +234,14 @@ def open_store(folder: Path, redrawn: tuple[TokenStore, Layout] | None = None) -
 
 
 def _write(folder: Path, arrays: dict[str, np.ndarray], counts: dict[str, int]) -> None:
-    # Built next to its final place, then renamed: a killed or concurrent run leaves no half store.
-    building = new_folder(folder.parent, ".building-")
     try:
-        for name, array in arrays.items():
-            np.save(building / f"{name}.npy", array, allow_pickle=False)
-        write_whole(building / "meta.json", json.dumps(counts))
-        try:
-            building.rename(folder)
-        except OSError:  # another process was faster
-            if not folder.exists():
-                raise
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
+        with whole_folder(folder) as building:  # a killed or concurrent run leaves no half store
+            for name, array in arrays.items():
+                np.save(building / f"{name}.npy", array, allow_pickle=False)
+            (building / "meta.json").write_text(json.dumps(counts))
+    except OSError:
+        if not folder.exists():  # else another process was faster
+            raise
 
 
 def _encode(

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data.scripted import Draw
+from qrag_jax.data.sample import Draw
 from qrag_jax.environments.queries import Example, Pool, QueryPrompt, QueryState, Variant, key_of
 from qrag_jax.errors import Count, InputError, Natural
 from qrag_jax.runtime.bounded_json import typed

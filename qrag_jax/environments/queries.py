@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from qrag_jax.data.scripted import world
+from qrag_jax.data.sample import world
 from qrag_jax.environments import episode
 from qrag_jax.errors import Count, InputError, Share
 from qrag_jax.llm.outcomes import well_formed

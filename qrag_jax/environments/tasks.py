@@ -81,7 +81,7 @@ def task_of(sample: Sample, config: TasksConfig | None = None) -> ToolTask:
     documents = []
     for place in range(len(sample.chunks)):
         if (needed := place in sample.support) or _stays(sample.id, place, config):
-            page = sample.page(place)
+            page = sample.passage(place)
             text = document_text(page.title, page.text, config.clean)
             documents.append(Document(str(place), page.title, text, needed))
     answers = (", ".join(sample.answers),) if sample.needs_all else sample.answers

@@ -77,11 +77,11 @@ def score_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
     return {name: values for name, values in columns.items() if values}
 
 
-def summarise(rows: Sequence[Row]) -> dict[str, Any]:
-    """Scores of a retrieval log, each as {"mean", "low", "high"}, and counts of rows.
+def summarise(rows: Sequence[Row]) -> dict[str, dict[str, float]]:
+    """Scores of a retrieval log, each as {"mean", "low", "high"}.
 
-    The scores are those of `score_columns`, and `recall@1` … `recall@K` of the rows with facts, K
-    being the length of the longest prediction. `with_facts` counts these if others have none.
+    They are those of `score_columns`, and `recall@1` … `recall@K` of the rows with facts, K being
+    the length of the longest prediction.
     """
     columns = score_columns(rows)
     known = [row for row in rows if row.sf_idx]
@@ -89,10 +89,7 @@ def summarise(rows: Sequence[Row]) -> dict[str, Any]:
         columns[f"recall@{k}"] = [fact_recall(row.sf_idx, row.pred_idx[:k]) for row in known]
     if "return" in columns:
         columns["return"] = columns.pop("return")  # the last one
-    counts = {"samples": len(rows)}
-    if len(known) < len(rows):
-        counts["with_facts"] = len(known)
-    return {**with_intervals(columns), **counts}
+    return with_intervals(columns)
 
 
 # ---------------------------------------------------------------------------- chunk filters
@@ -158,16 +155,12 @@ def chunk_filter(name: str, parameters: Mapping[str, Any] | None = None) -> Filt
         raise InputError(f"the chunk filter {name!r} is unknown; use one of {', '.join(FILTERS)}")
     function, parameter = FILTERS[name]
     given = {key: value for key, value in (parameters or {}).items() if value is not None}
-    for key in given.keys() - {parameter}:
-        raise InputError(f"the chunk filter {name} takes no {key}; leave it out")
-    if parameter is None:
-        return function
-    value = given.get(parameter)
-    whole = parameter != "steps" or (isinstance(value, int) and value >= 0)
-    if not (isinstance(value, (int, float)) and math.isfinite(value) and whole):
-        kind = "a whole number >= 0" if parameter == "steps" else "a finite number"
-        raise InputError(f"the chunk filter {name} needs {parameter}, {kind}; it is {value}")
-    return functools.partial(function, **{parameter: value})
+    finite = all(map(math.isfinite, given.values())) and given.get("steps", 0) >= 0
+    if [*given] != [parameter] * (parameter is not None) or not finite:
+        kinds = {"threshold": "a finite threshold", "steps": "steps of 0 or more"}
+        needs = f"needs {kinds[parameter]}, and no more" if parameter else "takes no number"
+        raise InputError(f"the chunk filter {name} {needs}; it has {given or 'none'}")
+    return functools.partial(function, **given)
 
 
 def _keep(row: Row, steps: Sequence[int]) -> Row:
@@ -306,8 +299,7 @@ def _summaries(played: Mapping[str, list[Row]]) -> dict[str, Any]:
     """Means under the names of the scores, and all intervals under `intervals`."""
     summaries = {}
     for retriever, rows in played.items():
-        scores = summarise(rows).items()
-        intervals = {name: value for name, value in scores if isinstance(value, dict)}
+        intervals = summarise(rows)
         means = {name: value["mean"] for name, value in intervals.items()}
         summaries[retriever] = {**means, "intervals": intervals}
     return summaries

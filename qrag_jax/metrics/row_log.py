@@ -146,15 +146,15 @@ def begin(log: Path, record: Mapping[str, Any], *, restart: bool = False) -> Non
     write_whole(record_path(log), json.dumps(record, indent=1) + "\n")
 
 
-def refuse_other(log: Path, part: Mapping[str, Any]) -> None:
-    """Refuses a log whose record differs in one of these fields; see `begin`."""
-    _refuse(log, differing_in_part(log, part))
+def refuse_other(log: Path, part: Mapping[str, Any]) -> list[str]:
+    """Refuses a log whose record differs in one of these fields; see `begin`.
 
-
-def differing_in_part(log: Path, part: Mapping[str, Any]) -> list[str]:
-    """As `differing`, of some fields of the record of a log, which may be absent yet."""
+    Of a log without rows, it returns the differences.
+    """
     kept = read_record(log)
-    return differing({name: kept[name] for name in part if name in kept}, part)
+    fields = differing({name: kept[name] for name in part if name in kept}, part)
+    _refuse(log, fields)
+    return fields
 
 
 def differing(kept: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:

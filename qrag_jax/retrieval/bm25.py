@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError, Rule, one_of
+from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import BM25, Manifest, emptied, read_manifest, write_manifest
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where, as_hits, best, library
+from qrag_jax.retrieval.protocol import Hits, Queries, Where, as_hits, best, library
 
 # Name → bm25s' list: Lucene's 33 English words; 179 English ones and those of others from NLTK.
 STOP_WORDS = {"english": "STOPWORDS_EN", "english_plus": "STOPWORDS_EN_PLUS"}
@@ -163,12 +164,12 @@ class BM25Index:
     corpus knows has no hits. A filter leaves the weights of words as they are in the whole corpus.
     """
 
-    def __init__(self, corpus: Corpus, config: BM25Config, weights: Any) -> None:
+    def __init__(self, corpus: StoredCorpus, config: BM25Config, weights: Any) -> None:
         """Use `build` or `open`; `weights` is a `bm25s.BM25` over the corpus."""
         self.corpus, self.config, self.weights = corpus, config, weights
 
     @classmethod
-    def build(cls, corpus: Corpus, config: BM25Config | None = None) -> BM25Index:
+    def build(cls, corpus: StoredCorpus, config: BM25Config | None = None) -> BM25Index:
         """Reads the corpus once.
 
         In memory are not the texts, but 4 bytes for every word of the corpus and, at the end,
@@ -184,7 +185,7 @@ class BM25Index:
         return cls(corpus, config, weights)
 
     @classmethod
-    def open(cls, folder: Path, corpus: Corpus) -> BM25Index:
+    def open(cls, folder: Path, corpus: StoredCorpus) -> BM25Index:
         """Opens what `save` wrote; the arrays are mapped, the words are read into memory."""
         manifest = read_manifest(folder, engine=BM25, corpus=corpus.digest)
         how = {"mmap": True, "load_corpus": False, "allow_pickle": False, "backend": "numpy"}

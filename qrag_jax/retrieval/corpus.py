@@ -15,6 +15,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from qrag_jax.data.sample import letters
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.index_folder import CORPUS, NAME, Manifest, read_manifest, write_manifest
 from qrag_jax.retrieval.protocol import NONE, Passage, Where
@@ -43,12 +45,13 @@ Column = tuple[np.ndarray, int, Mapping[str, Sequence[int]]]
 
 
 class StoredCorpus:
-    """The passages of a folder; see `protocol.Corpus`. Several threads may read."""
+    """The passages of a folder, in the order of their numbers. Several threads may read."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         manifest = read_manifest(folder, engine=CORPUS)
-        self.digest, self._count = manifest.corpus, manifest.count
+        self.digest = manifest.corpus  # of all names, titles, texts and metadata, in order
+        self._count = manifest.count
         self._lines = os.open(folder / LINES, os.O_RDONLY | os.O_CLOEXEC)
         weakref.finalize(self, os.close, self._lines)
         self._index = np.memmap(folder / INDEX, ENTRY, "r")
@@ -98,14 +101,6 @@ class StoredCorpus:
                 good[list(codes_of.get(key, ()))] = True
             kept &= good[codes]
         return kept
-
-    def check_content(self) -> None:
-        """Reads the whole corpus and compares it with its digest."""
-        if whole_files.sha256(self.folder / LINES) != self.digest:
-            raise InputError(
-                f"{self.folder / LINES} is not what {NAME} was written for (field digest); "
-                "restore it from a backup, or write the corpus again."
-            )
 
     def _passage(self, number: int) -> Passage:
         if not 0 <= number < self._count:
@@ -303,3 +298,43 @@ def wanted_keys(wanted: Any) -> set[str]:
     """The keys of which a passage must have one; `wanted` as in `matching`."""
     several = isinstance(wanted, list | tuple | set | frozenset)
     return {_key(value) for value in (wanted if several else (wanted,))}
+
+
+# ---------------------------------------------------------------------- passages by their text
+
+_WORD = re.compile(r"\w+")
+_LONGEST = 40  # letters of an id before the hash
+_DIGITS = 8  # of the hash, in hex
+
+
+def names_of(corpus: Iterable[Passage], texts: Iterable[str]) -> dict[str, str]:
+    """The ids of the passages that have these texts, by text; the others are left out.
+
+    Data sets write one passage in several ways ("Title. Text", "Title Text"), so letters and digits
+    alone are compared. Of passages with the same ones the first counts. All passages are read.
+    """
+    wanted: dict[str, list[str]] = {}
+    for text in set(texts):
+        wanted.setdefault(letters(text), []).append(text)
+    found: dict[str, str] = {}
+    for passage in corpus if wanted else ():
+        for text in wanted.pop(letters(passage.whole), ()):
+            found[text] = passage.name
+        if not wanted:
+            break
+    return found
+
+
+def pooled(passages: Iterable[Passage]) -> list[Passage]:
+    """The different passages, in the order in which they come, with ids of their content."""
+    found: dict[tuple[str, str], Passage] = {}
+    for each in passages:
+        title, text = each.title, each.text
+        # A passage without letters is distinguished from others by its marks.
+        key = (letters(title), letters(text)) if letters(each.whole) else (title, text)
+        if key in found:
+            continue
+        words = "-".join(_WORD.findall((title or text).casefold()))[:_LONGEST]
+        digest = hashlib.blake2b(f"{title}\0{text}".encode(), digest_size=_DIGITS // 2)
+        found[key] = Passage(f"{words.rstrip('-')}-{digest.hexdigest()}".lstrip("-"), text, title)
+    return [*found.values()]

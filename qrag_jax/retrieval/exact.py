@@ -29,9 +29,10 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
+from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import EXACT, open_vectors
-from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Queries, Where, ranked
-from qrag_jax.retrieval.vectors import float_rows, of_passages, query_vectors
+from qrag_jax.retrieval.protocol import NONE, Hits, Queries, Where, ranked
+from qrag_jax.retrieval.vectors import float_rows, query_vectors
 from qrag_jax.runtime.aot import room, shown
 from qrag_jax.runtime.mesh import BATCH_AXES, make_mesh
 from qrag_jax.runtime.platform import GPU, Platform
@@ -95,11 +96,14 @@ class ExactIndex:
     """All passages' vectors on the devices of a mesh; see `protocol.VectorIndex`."""
 
     def __init__(
-        self, corpus: Corpus, vectors: np.ndarray, mesh: Mesh | None = None, storage: str = FLOAT32
+        self,
+        corpus: StoredCorpus,
+        vectors: np.ndarray,
+        mesh: Mesh | None = None,
+        storage: str = FLOAT32,
     ) -> None:
         """`storage`: the numbers on the devices, one of `STORAGES`; int8 has a scale per vector."""
-        self._vectors = vectors = of_passages(vectors, len(corpus))
-        self.corpus, self.storage = corpus, storage
+        self.corpus, self.storage, self._vectors = corpus, storage, vectors
         self._mesh = mesh or make_mesh()
         self._on_cpu = Platform.of(self._mesh).on_cpu
         rows = rows_of(len(vectors), self._mesh.size)
@@ -110,7 +114,11 @@ class ExactIndex:
 
     @classmethod
     def open(
-        cls, folder: Path, corpus: Corpus, mesh: Mesh | None = None, encoder: str | None = None
+        cls,
+        folder: Path,
+        corpus: StoredCorpus,
+        mesh: Mesh | None = None,
+        encoder: str | None = None,
     ) -> ExactIndex:
         digest = corpus.digest
         said, vectors = open_vectors(folder, engine=EXACT, corpus=digest, encoder=encoder)
@@ -124,23 +132,21 @@ class ExactIndex:
             allowed = on_devices(self.corpus.matching(where), self._layout, self._mesh)
             part = part._replace(allowed=allowed)
         most = _CPU_BATCH if self._on_cpu else _BATCH
-        found = [
-            self._search(query_rows[start : start + most], k, part)
-            for start in range(0, max(len(query_rows), 1), most)
-        ]
+        starts = range(0, len(query_rows), most)
+        found = [self._search(query_rows[start : start + most], k, part) for start in starts]
+        found = found or [ranked(np.zeros((0, 0)), np.zeros((0, 0)), k)]  # there is no query
         return Hits(*(np.concatenate(leaves) for leaves in zip(*found, strict=True)))
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         return float_rows(self._vectors, numbers)
 
     def _search(self, query_rows: np.ndarray, k: int, part: Part) -> Hits:
-        if not len(query_rows):
-            return Hits(np.zeros((0, k), np.int64), np.zeros((0, k), np.float32))
-        padded = np.zeros((padded_batch(len(query_rows)), query_rows.shape[1]), np.float32)
-        padded[: len(query_rows)] = query_rows
+        count = len(query_rows)
+        padded = np.zeros((padded_batch(count), query_rows.shape[1]), np.float32)
+        padded[:count] = query_rows
         plan = plan_of(self._layout, len(padded), k, again=self._again, on_cpu=self._on_cpu)
         best = make_search(self._mesh, plan, part.scales is not None)(jnp.asarray(padded), part)
-        scores, numbers = (np.asarray(leaf)[: len(query_rows)] for leaf in best)
+        scores, numbers = (np.asarray(leaf)[:count] for leaf in best)
         numbers = np.where(scores == NOTHING, NONE, numbers)
         if self._again:
             scores = self._scored_again(query_rows, numbers)

@@ -13,15 +13,18 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.protocol import Corpus, FusedIndex, library
+from qrag_jax.retrieval.protocol import FusedIndex, library
 from qrag_jax.retrieval.vectors import DTYPES, FaissIndex, ScanIndex, check_finite
 from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.whole_files import check_links, is_plain
+
+if TYPE_CHECKING:
+    from qrag_jax.retrieval.corpus import StoredCorpus
 
 CORPUS = "corpus"
 # "exact": on jax's devices. "scan": NumPy on the host. "faiss": on processors. "qdrant": a server.
@@ -209,7 +212,7 @@ class VectorParts:
         return self.folder / f"vectors.{number}.json"
 
 
-def write_faiss(folder: Path, corpus: Corpus, vectors: np.ndarray, encoder: str = "") -> None:
+def write_faiss(folder: Path, corpus: StoredCorpus, vectors: np.ndarray, encoder: str = "") -> None:
     """Writes a further engine over vectors: an index as faiss has it."""
     index, path = FaissIndex(corpus, vectors).index, emptied(folder) / FAISS_FILE
     try:
@@ -251,22 +254,18 @@ class IndexAt:
         `otherwise` is what can be done where the folder has none of them.
         """
         there = [name for name in ENGINES if not self._missing(name)]
-        if not there:
-            raise InputError(
-                f"{self.folder} holds no finished index; build one there with qrag index, or give "
-                "another --index."
-            )
-        engine = self.engine or next((name for name in usable if name in there), there[0])
+        preferred = [name for name in usable if name in there]
+        engine = self.engine or [*preferred, *there, *usable][0]
         if engine not in usable:
             compares = "words" if engine in OF_WORDS else "vectors"
             raise InputError(
                 f"the engine {engine} of {self.folder} compares {compares}; {otherwise}."
             )
         if engine not in there:
-            missing = " and ".join(self._missing(engine))
+            missing, others = " and ".join(self._missing(engine)), ", ".join(there)
             raise InputError(
                 f"{self.folder} holds no finished index of {missing}; build it there with qrag "
-                f"index --engine=…, or give another --index or --engine ({', '.join(there)})."
+                f"index, or give another --index or --engine ({others or 'none is there'})."
             )
         return dataclasses.replace(self, engine=engine)
 

@@ -167,8 +167,7 @@ def endpoint_scorer(client: Client) -> Scorer:
         scores: list[np.ndarray | None] = []
         for own in documents:
             outcome = next(outcomes) if own else Answer("[]")
-            text = outcome.text if isinstance(outcome, Answer) else "null"
-            found = json.loads(text)
+            found = json.loads(outcome.text) if isinstance(outcome, Answer) else None
             scores.append(None if found is None else np.array(found, np.float32))
         return scores
 

@@ -8,34 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from qrag_jax.data.sample import Passage as Passage
 from qrag_jax.errors import InputError
 
+if TYPE_CHECKING:
+    from qrag_jax.retrieval.corpus import StoredCorpus
+
 NONE = -1  # in the place of a passage's number: the corpus, or the filter, had no more passages
 
 # Field of the passages' metadata → the value, or the values of which one will do.
 Where = Mapping[str, Any]
-
-
-class Corpus(Protocol):
-    digest: str  # of all names, titles, texts and metadata, in order
-
-    def __len__(self) -> int:
-        """The number of passages."""
-
-    def __iter__(self) -> Iterator[Passage]:
-        """All passages, in order."""
-
-    def passages(self, numbers: Sequence[int] | np.ndarray) -> list[Passage]:
-        """The passages with these numbers."""
-
-    def matching(self, where: Where) -> np.ndarray:
-        """bool `[passages]`: those whose metadata agree with every field of `where`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,7 +49,7 @@ class Hits(NamedTuple):
 class Index(Protocol):
     """An engine with a corpus in it."""
 
-    corpus: Corpus
+    corpus: StoredCorpus
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k passages with the highest scores, of those whose metadata agree with `where`."""

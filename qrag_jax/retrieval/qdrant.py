@@ -23,10 +23,10 @@ import numpy as np
 
 from qrag_jax.errors import Count, InputError, Rule
 from qrag_jax.llm.endpoint import check_url, is_local, read_key
-from qrag_jax.retrieval.corpus import keys_of, unknown_field, wanted_keys
+from qrag_jax.retrieval.corpus import StoredCorpus, keys_of, unknown_field, wanted_keys
 from qrag_jax.retrieval.index_folder import QDRANT, Manifest, read_manifest, write_manifest
-from qrag_jax.retrieval.protocol import Corpus, Hits, Queries, Where, as_hits, library, past_ties
-from qrag_jax.retrieval.vectors import float_rows, of_passages, query_vectors
+from qrag_jax.retrieval.protocol import Hits, Queries, Where, as_hits, library, past_ties
+from qrag_jax.retrieval.vectors import float_rows, query_vectors
 from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.config_fields import check
 
@@ -87,7 +87,7 @@ class QdrantIndex:
     is left to the server.
     """
 
-    def __init__(self, corpus: Corpus, settings: QdrantSettings, manifest: Manifest) -> None:
+    def __init__(self, corpus: StoredCorpus, settings: QdrantSettings, manifest: Manifest) -> None:
         """Use `build` or `open`."""
         client = library("qdrant_client", QDRANT)
         self.corpus, self.settings, self._manifest = corpus, settings, manifest
@@ -107,7 +107,7 @@ class QdrantIndex:
     @classmethod
     def build(
         cls,
-        corpus: Corpus,
+        corpus: StoredCorpus,
         vectors: np.ndarray,
         settings: QdrantSettings,
         encoder: str = "",
@@ -119,7 +119,7 @@ class QdrantIndex:
         its graph when all passages are there; until it has, searches are good, but slow. `report`
         is called with the number of passages sent; what it raises ends the upload.
         """
-        count, width = of_passages(vectors, len(corpus)).shape
+        count, width = vectors.shape
         said = {"qdrant": dataclasses.asdict(dataclasses.replace(settings, replace=False))}
         about = QDRANT, corpus.digest, count, encoder, width, "float32"
         index = cls(corpus, settings, Manifest(*about, settings=said))
@@ -171,7 +171,7 @@ class QdrantIndex:
 
     @classmethod
     def open(
-        cls, folder: Path, corpus: Corpus, *, url: str = "", encoder: str | None = None
+        cls, folder: Path, corpus: StoredCorpus, *, url: str = "", encoder: str | None = None
     ) -> QdrantIndex:
         """The index of a folder; `url`: where the collection is now, "" if it did not move."""
         manifest = read_manifest(folder, engine=QDRANT, corpus=corpus.digest, encoder=encoder)
@@ -244,7 +244,7 @@ class QdrantIndex:
         return found if number else found | {DIGEST: self._digest}
 
     def _filter(self, where: Where) -> Any:
-        """Qdrant's filter with the meaning of `Corpus.matching`."""
+        """Qdrant's filter with the meaning of `StoredCorpus.matching`."""
         models = self._models
 
         def of(terms: list[list[str]]) -> Any:

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ml_dtypes
 import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.protocol import (
-    Corpus,
     Hits,
     Queries,
     VectorIndex,
@@ -30,6 +29,9 @@ from qrag_jax.retrieval.protocol import (
     ranked,
 )
 from qrag_jax.runtime.retriever_config import Positions
+
+if TYPE_CHECKING:
+    from qrag_jax.retrieval.corpus import StoredCorpus
 
 DTYPES: dict[str, np.dtype] = {
     "float32": np.dtype(np.float32),
@@ -45,13 +47,6 @@ def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
             f"{what}: the vector {number}, counted from 0, holds NaN or an infinite number; embed "
             "its text again, and look at the encoder."
         )
-
-
-def of_passages(vectors: np.ndarray, passages: int) -> np.ndarray:
-    """The vectors of a corpus of so many passages."""
-    if len(vectors) != passages:
-        raise ValueError(f"{len(vectors)} vectors for {passages} passages")
-    return vectors
 
 
 def float_rows(vectors: np.ndarray, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -184,8 +179,8 @@ class ScanIndex:
     Its folders are those of the engine "exact".
     """
 
-    def __init__(self, corpus: Corpus, vectors: np.ndarray) -> None:
-        self.corpus, self._vectors = corpus, of_passages(vectors, len(corpus))
+    def __init__(self, corpus: StoredCorpus, vectors: np.ndarray) -> None:
+        self.corpus, self._vectors = corpus, vectors
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         given = query_vectors(queries, self._vectors.shape[1])
@@ -201,11 +196,11 @@ class ScanIndex:
 class FaissIndex:
     """An engine on a flat index of faiss, on processors; see `protocol.VectorIndex`."""
 
-    def __init__(self, corpus: Corpus, vectors: Any) -> None:
+    def __init__(self, corpus: StoredCorpus, vectors: Any) -> None:
         """`vectors`: of the passages in order, `[passages, width]`; or an IndexFlatIP of them."""
         self.corpus, self.index = corpus, vectors
         if isinstance(vectors, np.ndarray):
-            rows = np.asarray(of_passages(vectors, len(corpus)), np.float32)
+            rows = np.asarray(vectors, np.float32)
             self.index = library("faiss", "faiss").IndexFlatIP(rows.shape[1])
             self.index.add(rows)
 

@@ -8,18 +8,17 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from qrag_jax.data.sample import Page, Sample
+from qrag_jax.data.sample import Passage, Sample
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import BY_PASSAGE, BY_TITLE, QueryState, normalised_title
 from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.judged_queries import names_of
+from qrag_jax.retrieval.corpus import StoredCorpus, names_of
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.own_documents import OwnRetriever
-from qrag_jax.retrieval.protocol import NONE, Passage
+from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.retrieval.pubmed import RemoteEngine
 
 
@@ -102,7 +101,7 @@ def states_on(
     what, other = ("title", BY_PASSAGE) if by == BY_TITLE else ("text", BY_TITLE)
     for question in questions:
         for page in question.gold:
-            if not (page.title if by == BY_TITLE else page.text or page.id):
+            if not (page.title if by == BY_TITLE else page.text or page.name):
                 raise InputError(
                     f"a gold page of question {question.id} has no {what}; set "
                     f"config.search.gold_by to {other!r}."
@@ -141,7 +140,7 @@ def states_on(
     return states, f"{left_out} gold page; {first}" if lacking else ""
 
 
-def _by_title(pages: Iterable[Page], corpus: StoredCorpus) -> dict[Page, tuple[str, ...]]:
+def _by_title(pages: Iterable[Passage], corpus: StoredCorpus) -> dict[Passage, tuple[str, ...]]:
     """The ids of the passages of each page; all passages are read."""
     wanted = {page: normalised_title(page.title) for page in pages}
     names: dict[str, list[str]] = {key: [] for key in wanted.values() if key}
@@ -152,15 +151,15 @@ def _by_title(pages: Iterable[Page], corpus: StoredCorpus) -> dict[Page, tuple[s
     return {page: tuple(names[key]) for page, key in wanted.items() if names.get(key)}
 
 
-def _by_passage(pages: Iterable[Page], corpus: StoredCorpus) -> dict[Page, tuple[str, ...]]:
+def _by_passage(pages: Iterable[Passage], corpus: StoredCorpus) -> dict[Passage, tuple[str, ...]]:
     wanted = dict.fromkeys(pages)
-    named = [page.id for page in wanted if page.id]
+    named = [page.name for page in wanted if page.name]
     numbers = corpus.numbers(named)
     there = {name for name, number in zip(named, numbers, strict=True) if number != NONE}
-    by_text = names_of(corpus, (page.whole for page in wanted if not page.id))
-    found: dict[Page, tuple[str, ...]] = {}
+    by_text = names_of(corpus, (page.whole for page in wanted if not page.name))
+    found: dict[Passage, tuple[str, ...]] = {}
     for page in wanted:
-        name = page.id if page.id in there else by_text.get(page.whole)
+        name = page.name if page.name in there else by_text.get(page.whole)
         if name is not None:
             found[page] = (name,)
     return found

@@ -24,7 +24,7 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from qrag_jax.data.corpora import read_query_list, write_qrels, write_run
-from qrag_jax.data.scripted import world
+from qrag_jax.data.sample import world
 from qrag_jax.environments.episode import Document, Look
 from qrag_jax.environments.queries import REWRITTEN, RewriteTask, Searched
 from qrag_jax.errors import FeedbackLost, InputError

@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from ml_collections import ConfigDict
 
-from qrag_jax.data.scripted import BLOCK
+from qrag_jax.data.sample import BLOCK
 from qrag_jax.environments.queries import PromptKind, prompt_kind
 from qrag_jax.errors import (
     Count,

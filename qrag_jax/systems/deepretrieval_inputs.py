@@ -15,9 +15,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.data.corpora import Query, check_in_corpus, is_collection
-from qrag_jax.data.reading import WITHOUT, parse_parts
-from qrag_jax.data.sample import Split
-from qrag_jax.data.scripted import BLOCK, world
+from qrag_jax.data.reading import WITHOUT, parse_parts, read_judged_queries
+from qrag_jax.data.sample import BLOCK, Split, world
 from qrag_jax.environments.queries import (
     REWRITTEN,
     RewriteAgent,
@@ -31,7 +30,6 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.retrieval import corpus
 from qrag_jax.retrieval.boolean_search import parse_boolean
 from qrag_jax.retrieval.index_folder import BOOLEAN, CORPUS
-from qrag_jax.retrieval.judged_queries import read_judged_queries
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.libraries import KeptResults
 from qrag_jax.rollouts.token_episodes import Talk
@@ -259,9 +257,8 @@ class _Asked:
             return [each._replace(collection=_MADE) for each in self.made[0][part_made]]
         found = []
         for part in parse_parts(text, WITHOUT):
-            read, reports = read_judged_queries(f"{part.path},{part.split}{part.bounds}")
-            for report in reports:
-                log(report.summary())
+            read, report = read_judged_queries(part)
+            log(report.summary())
             folder = Path(part.path).expanduser().resolve()
             name = folder.name if is_collection(folder) else ""
             known = self.folders.setdefault(name, folder) if name else folder

@@ -50,10 +50,9 @@ from qrag_jax.models.first_encoder import FOLDER, check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.policies.plackett_luce import NOTHING
 from qrag_jax.retrieval.corpus import NAME as CORPUS_MANIFEST
-from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.corpus import StoredCorpus, names_of
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.index_folder import CORPUS, EXACT
-from qrag_jax.retrieval.judged_queries import names_of
 from qrag_jax.rollouts import pool_search
 from qrag_jax.rollouts.block_shapes import choose_row_blocks, rounds_of
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
@@ -457,30 +456,30 @@ def load_inputs(
     if not is_kept:
         check_origin(config.encoder)
     agent = config.agent
-    questions = load_questions(
+    train_samples, dev_samples, report = load_questions(
         config.data,
         config.dev_data,
         taken_apart=agent.name == harr_config.SCRIPTED,
         max_hops=agent.max_hops,
     )
-    for line in questions.report:
+    for line in report:
         log(line)
-    kept, choice = _kept(config.questions.kept, questions.train)
-    every = (*questions.train, *questions.dev)
+    kept, choice = _kept(config.questions.kept, train_samples)
+    every = (*train_samples, *dev_samples)
     texts = (text for sample in every for text in (sample.question, *sample.chunks))
     platform = Platform.of(mesh)
     encoder = prepare_encoder(
         config.encoder, workdir, texts, config.seed, is_kept=is_kept, platform=platform
     )
-    index = _index(config, workdir, mesh, questions.passages, stop) if searches else None
+    index = _index(config, workdir, mesh, every, stop) if searches else None
     golds = _golds(config, every, index)
-    train, dev = golds[: len(questions.train)], golds[len(questions.train) :]
+    train, dev = golds[: len(train_samples)], golds[len(train_samples) :]
     shown = drawn([gold.id for gold in dev], config.eval)
     by_source: dict[str, list[Sample]] = {}
-    for sample in questions.train:
+    for sample in train_samples:
         by_source.setdefault(sample.source, []).append(sample)
     keys = {name: fingerprint(samples) for name, samples in by_source.items()}
-    keys[DEV] = fingerprint(questions.dev)
+    keys[DEV] = fingerprint(dev_samples)
     if index is not None:
         keys["corpus"] = index.corpus.digest
     return Inputs(
@@ -522,17 +521,15 @@ def _kept(path: str, train: Sequence[Sample]) -> tuple[Sequence[int], dict[str, 
 
 
 def _index(
-    config: HarrConfig,
-    workdir: Path,
-    mesh: Mesh,
-    passages: Callable[[], Sequence[str]],
-    stop: StopSignal,
+    config: HarrConfig, workdir: Path, mesh: Mesh, samples: Sequence[Sample], stop: StopSignal
 ) -> ExactIndex:
+    """Of the corpus that the config names, or of the different passages of all questions."""
     source, folder = Path(config.corpus.path or workdir / PASSAGES).expanduser(), workdir / FOLDER
 
     def write_passages() -> None:
         if not source.exists():
-            rows = ({"id": str(number), "text": text} for number, text in enumerate(passages()))
+            texts = dict.fromkeys(text for sample in samples for text in sample.chunks)
+            rows = ({"id": str(number), "text": text} for number, text in enumerate(texts))
             write_whole(source, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))
 
     if not config.corpus.path:

@@ -535,7 +535,6 @@ def _index_vectors(
         return Indexed(stored, folder)
 
     def begin() -> None:
-        stored.check_content()
         parts.begin()
         whole_files.clean_unfinished(folder)
 

@@ -26,8 +26,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.data.reading import without_asked
-from qrag_jax.data.sample import Sample
-from qrag_jax.data.scripted import world
+from qrag_jax.data.sample import Sample, world
 from qrag_jax.environments.episode import Look
 from qrag_jax.environments.few_shot import split_questions
 from qrag_jax.environments.queries import (
@@ -58,7 +57,7 @@ from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.bootstrap import interval_text
 from qrag_jax.metrics.rows import HOPS, Searched
 from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
-from qrag_jax.retrieval.judged_queries import pooled
+from qrag_jax.retrieval.corpus import pooled
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.experience import Experience, QuestionOrder
 from qrag_jax.rollouts.libraries import CorpusLibrary, states_on

@@ -389,7 +389,7 @@ def documents_of_lengths(
 
 
 def _means_of(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    scores = {name: score for name, score in facts.summarise(rows).items() if name != "samples"}
+    scores = facts.summarise(rows)
     return {name: score["mean"] for name, score in scores.items()}, scores
 
 

@@ -24,8 +24,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.algorithms.policy_gradient import DR_GRPO
 from qrag_jax.data.reading import without_asked
-from qrag_jax.data.sample import Split
-from qrag_jax.data.scripted import world
+from qrag_jax.data.sample import Split, world
 from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.queries import demonstration_scripts
 from qrag_jax.environments.tasks import bridge_task, tasks_of

@@ -132,9 +132,7 @@ def open_search(
             indexing.index_corpus(None, folder, tower, stop=stop)
     clean = isinstance(config, SearchConfig) and config.clean
     where = config.index or str(folder)
-    library = open_index(where, config.engine, encoder, "config.search", clean=clean)
-    library.corpus.check_content()
-    return library
+    return open_index(where, config.engine, encoder, "config.search", clean=clean)
 
 
 class ServiceLibrary:

@@ -9,7 +9,6 @@ import csv
 import gzip
 import json
 import random
-import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
@@ -281,31 +280,6 @@ def test_what_is_written_is_read(format: Format, data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as folder:
         format.write(Path(folder), value)
         assert format.read(Path(folder)) == value
-
-
-NO_RECORDS = (b'{"a":', b"[1]", b"3", b"\xff", b"[" * 100_000)
-BROKEN = {each.name: NO_RECORDS for each in FORMATS if "jsonl" in each.name} | {
-    "qa1_train.txt": (b"Ada went.", b"0 x.", b"1 A?\t\t1", b"1 \thall\t1", b"1 A?\thall\t2"),
-    "run.qrels": (b"q d 1", b"q 0 d 0.5", b"q 0 \xff 2"),
-    "qrels.tsv.gz": (b"q\t\t1", b"q\td\t0.5"),
-}
-
-
-@pytest.mark.parametrize("name", BROKEN)
-@SHORT
-@given(data=st.data())
-def test_a_broken_line_is_named_by_its_number(name: str, data: st.DataObject) -> None:
-    (format,) = (each for each in FORMATS if each.name == name)
-    packed, broken = name.endswith(".gz"), data.draw(st.sampled_from(BROKEN[name]))
-    with tempfile.TemporaryDirectory() as folder:
-        format.write(Path(folder), data.draw(format.values))
-        path = Path(folder) / name
-        lines = (gzip.decompress(path.read_bytes()) if packed else path.read_bytes()).split(b"\n")
-        at = data.draw(st.integers(0, len(lines) - 1))
-        text = b"\n".join([*lines[:at], broken, *lines[at:]])
-        path.write_bytes(gzip.compress(text) if packed else text)
-        with pytest.raises(InputError, match=rf"{re.escape(name)}.*\b{at + 1}\b"):
-            format.read(Path(folder))
 
 
 @pytest.mark.parametrize("form", SOURCE_FORMS)

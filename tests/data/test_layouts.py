@@ -11,9 +11,8 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.loading import DataConfig, load_split
 from qrag_jax.data.reading import load_samples
-from qrag_jax.data.sample import BadRecord, Decomposition, Page, Sample, SubQuestion
+from qrag_jax.data.sample import BadRecord, Decomposition, Passage, Sample, SubQuestion
 from qrag_jax.data.sources import (
     SOURCES,
     Columns,
@@ -50,7 +49,7 @@ CLAIM: dict[str, Any] = {
     "label": "SUPPORTED",
 }
 SUPPORTED = "Is the following claim supported: The painter of Dusk was born in Oslo?"
-PAGES = (Page("Dusk"), Page("Ada Berg"))
+PAGES = (Passage(title="Dusk"), Passage(title="Ada Berg"))
 CLAIM_QUESTION = Sample("a0cf", SUPPORTED, (), (), ("yes",), "", pages=PAGES)
 
 
@@ -137,10 +136,6 @@ def test_columns_of_your_own() -> None:
 
 
 FUNCTION = """
-def records(split):
-    for number in range(3 if split == "train" else 1):
-        yield {"query": f"{split} {number}?", "chunks": ["In Oslo."], "answers": "Oslo"}
-
 def raises(split):
     yield {"query": "Who?", "chunks": ["a"], "answers": "a"}
     raise KeyError("passages")
@@ -153,13 +148,9 @@ def nothing(split):
 """
 
 
-def test_records_of_a_function(tmp_path: Path) -> None:
+def test_functions_whose_records_are_refused(tmp_path: Path) -> None:
     path, columns = tmp_path / "mine.py", Columns(question="query")
     path.write_text(FUNCTION)
-    config = DataConfig(sources={"own": 1.0}, path=f"{path}:records", columns=columns)
-    for split, count in (("train", 3), ("dev", 1)):  # nothing is held out
-        samples = load_split(config, split, hold_out=True).all
-        assert [sample.question for sample in samples] == [f"{split} {i}?" for i in range(count)]
     for name in ("raises", "lists", "nothing", "other"):
         with pytest.raises(InputError, match=name) as caught:
             load_samples("own", f"{path}:{name}", "train", columns=columns)

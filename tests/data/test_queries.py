@@ -1,4 +1,4 @@
-"""Rows of judged queries, dates, lists of queries, and TREC's files.
+"""Judged queries, dates, lists of queries, and TREC's files.
 
 Round trips and damaged files: tests/conformance/test_sources.py.
 """
@@ -14,13 +14,19 @@ import pytest
 
 from qrag_jax.data.corpora import (
     Query,
-    check_in_corpus,
     judged_row,
     last_day,
-    read_qrels,
     read_query_list,
     write_qrels,
     write_run,
+)
+from qrag_jax.data.reading import (
+    NO_DOCUMENT,
+    NO_TEXT,
+    WITHOUT,
+    ReadReport,
+    parse_parts,
+    read_judged_queries,
 )
 from qrag_jax.errors import InputError
 from tests.support.worlds import write_lines
@@ -121,6 +127,66 @@ def test_questions_to_search_for_need_no_id(tmp_path: Path) -> None:
         assert [(each.id, each.text) for each in found] == [("", "one, two"), ("7", "a b")]
 
 
+# ---------------------------------------------------------------- parts of judged queries
+
+
+def read(text: str) -> tuple[list[Query], ReadReport]:
+    (part,) = parse_parts(text, WITHOUT)
+    return read_judged_queries(part)
+
+
+def test_a_collection_in_beirs_layout(tmp_path: Path) -> None:
+    """Judgements of a dev and a test split; the queries of both are in one file."""
+    texts = {"1": "one", "2": "two", "3": "three", "4": "four"}
+    rows = [{"_id": name, "text": text} for name, text in texts.items()]
+    write_lines(tmp_path / "queries.jsonl", rows)
+    header = "query-id\tcorpus-id\tscore\n"
+    (tmp_path / "qrels").mkdir()
+    (tmp_path / "qrels" / "test.tsv").write_text(f"{header}2\ta\t2\n2\tb\t0\n1\tc\t1\n9\tc\t1\n")
+    (tmp_path / "qrels_dev.tsv").write_text(f"{header}3\tb\t0\n4\tc\t-1\n")
+    queries, report = read(f"{tmp_path},test")
+    assert queries == [Query("2", "two", (("a", 2),)), Query("1", "one", (("c", 1),))]
+    assert (report.read, report.kept, report.skipped) == (3, 2, {NO_TEXT: 1})
+    assert {Path(name).name for name in report.files} == {"queries.jsonl", "test.tsv"}
+    sliced, report = read(f"{tmp_path},test[1:2]")
+    assert ([each.id for each in sliced], report.read) == (["1"], 1)
+    # Queries of a split's file that nobody judged are counted.
+    own = [{"_id": name, "text": f"own {name}"} for name in ("7", "1", "2")]
+    write_lines(tmp_path / "queries_test.jsonl.gz", own)
+    queries, report = read(f"{tmp_path},test")
+    assert [each.text for each in queries] == ["own 1", "own 2"]
+    assert report.skipped == {NO_DOCUMENT: 1, NO_TEXT: 1}
+    for split, word in (("dev", "usable"), ("train", r"qrels_train\.tsv")):
+        with pytest.raises(InputError, match=word):  # without a relevant document; without a file
+            read(f"{tmp_path},{split}")
+
+
+def test_files_and_folders_of_rows(tmp_path: Path) -> None:
+    path = write_lines(tmp_path / "test.jsonl.gz", [QUERY, PICO, QUERY | {"relevant_doc_ids": []}])
+    queries, report = read(f"{path},train")
+    assert queries == [judged_row(PLACE, QUERY), judged_row(PLACE, PICO)]
+    assert (report.skipped, report.first) == ({NO_DOCUMENT: 1}, {NO_DOCUMENT: f"{path.name}:3"})
+    assert [each.id for each in read(f"{tmp_path},test[1:]")[0]] == ["12"]
+    # Equal queries without ids are two; two with one id are not.
+    bare = {"query": "the same", "relevant_doc_ids": ["d"]}
+    queries, _ = read(f"{write_lines(tmp_path / 'bare.jsonl', [bare, bare])},train")
+    assert [each.text for each in queries] == ["the same", "the same"]
+    write_lines(tmp_path / "twice.jsonl", [QUERY, PICO, QUERY])
+    (tmp_path / "empty.jsonl").touch()
+    (tmp_path / "rows.tsv").touch()
+    (tmp_path / "folder").mkdir()
+    for text, word in (
+        ("nowhere,train", "nowhere"),
+        ("test.jsonl.gz,train[9:]", r"train\[9:\]"),
+        ("rows.tsv,train", r"rows\.tsv"),
+        ("empty.jsonl,train", r"empty\.jsonl"),
+        ("folder,dev", r"dev\.jsonl"),
+        ("twice.jsonl,train", r"twice\.jsonl:3.*'q1'"),
+    ):
+        with pytest.raises(InputError, match=word):
+            read(f"{tmp_path / text}")
+
+
 # ---------------------------------------------------------------- TREC's files
 
 
@@ -135,7 +201,7 @@ def test_a_run_is_read_by_others(tmp_path: Path) -> None:
     ]
     for bad in ({"q": {"a b": 1.0}}, {"": {"a": 1.0}}):
         with pytest.raises(InputError, match="white space"):
-            write_run(tmp_path / "run", bad)
+            write_run(tmp_path / "run", bad, "bm25")
     assert (tmp_path / "run").read_text() == before
 
 
@@ -143,24 +209,3 @@ def test_judgements_have_trecs_form_and_do_not_contradict(tmp_path: Path) -> Non
     path = tmp_path / "qrels"
     write_qrels(path, {"q1": {"d1": 1, "d2": 0}})
     assert path.read_text() == "q1 0 d1 1\nq1 0 d2 0\n"
-    path.write_text("q 0 d 1\nq 0 d 2\n")
-    with pytest.raises(InputError, match=r"qrels, line 2"):
-        read_qrels(path)
-
-
-ALL = Query("all", "a", (("d1", 1), ("d2", 2)))
-SOME = Query("some", "b", (("d2", 1), ("x1", 1)))
-NONE = Query("none", "c", (("x1", 1), ("x2", 1)))
-KNOWN = {"d1", "d2", "d3"}
-FROM = {"field": "config.queries.train", "corpus": "data/north", "fix": "name another"}
-
-
-def test_queries_without_a_document_in_the_corpus_are_dropped_and_counted() -> None:
-    found, line = check_in_corpus([ALL, NONE, SOME], KNOWN, 0.4, **FROM)
-    assert found == [ALL, SOME]  # SOME keeps the judgement that the corpus lacks
-    assert all(words in line for words in ("1 of 3", "none", "1 of the 3"))
-    four = [ALL, SOME, NONE, Query("other", "d", (("x3", 1),))]
-    assert check_in_corpus(four, KNOWN, 0.5, **FROM)[0] == [ALL, SOME]
-    for given, share in ((four, 0.49), ([NONE], 1.0)):
-        with pytest.raises(InputError, match=r"config\.queries\.train"):
-            check_in_corpus(given, KNOWN, share, **FROM)

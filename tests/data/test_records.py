@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.corpora import Columns, read_corpus, read_queries, split_contents
+from qrag_jax.data.corpora import BEIR_HEADER, Columns, read_corpus, read_qrels, read_queries
+from qrag_jax.data.long_docs import read_stories
 from qrag_jax.data.reading import load_samples
 from qrag_jax.data.records import load_hub, read_records, split_files
 from qrag_jax.data.sample import Passage
@@ -50,11 +51,28 @@ def documents(path: Path, **columns: Any) -> list[Passage]:
         *(("r.csv", b'a,b\n"1"x,2\n', "2"), ("r.csv", b"a\n\xff\n", "2")),
         ("r.json", b'[\n{"_id": "a"},\n{"_id": "b"\n', "4"),
         *(("r.json", b'{\n"records": [{}]}', "data"), ("r.json", b'[{"a": 1}, 3]', "2")),
+        *(("r.jsonl", b'{}\n\n{"a":\n', "3"), ("r.jsonl", b"{}\n[1]\n", "2")),
+        *(("r.jsonl", b"{}\n\xff\n", "2"), ("r.jsonl", b"{}\n" + b"[" * 100_000, "2")),
     ],
 )
-def test_faults_of_documents_and_tables_have_their_place(tmp_path, name, data, at) -> None:
+def test_faults_have_their_place(tmp_path, name, data, at) -> None:
     (tmp_path / name).write_bytes(data)
     refused(tmp_path / name, at)
+
+
+def test_faults_of_stories_and_judgements_have_their_line(tmp_path: Path) -> None:
+    for good, faults, read in (
+        (
+            "1 Ada ran.",
+            ("Ada went.", "0 x.", "3 A?\t\t1", "3 \thall\t1", "3 A?\ta\t2"),
+            read_stories,
+        ),
+        ("q 0 d 1", ("q d 1", "q 0 d 0.5", "q 0 d 2"), read_qrels),
+        (BEIR_HEADER, ("q\t\t1", "q\td\t0.5"), read_qrels),
+    ):
+        for fault in faults:
+            (tmp_path / "file").write_text(f"{good}\n{fault}\n")
+            refused(tmp_path / "file", "line 2", read=read)
 
 
 def test_lines_are_read_one_by_one_and_a_cut_gzip_up_to_its_end(tmp_path: Path) -> None:
@@ -103,17 +121,6 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 # ---------------------------------------------------------------- corpora
-
-
-def test_a_first_line_in_quotes_is_a_title() -> None:
-    for contents, expected in {
-        '"Aaron"\n"Ahärôn" is a\n"prophet"': ("Aaron", '"Ahärôn" is a\n"prophet"'),
-        "\nonly text": ("", "only text"),
-        "No quotes\ntext": ("", "No quotes\ntext"),
-        '"all of it in quotes"': ("", '"all of it in quotes"'),
-        '"The "inner" one"\ntext': ('The "inner" one', "text"),
-    }.items():
-        assert split_contents(contents) == expected
 
 
 def test_columns_of_other_names_and_ids_that_are_numbers(tmp_path: Path) -> None:

@@ -4,29 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.metrics.bootstrap import causes_text, crossed_interval, mean_interval
-from qrag_jax.metrics.rows import (
-    OF_PARTS,
-    RETRIEVALS,
-    AgentRow,
-    AnswerRow,
-    Hop,
-    Miss,
-    Prediction,
-    Searched,
-    read_retrievals,
-)
+from qrag_jax.metrics.rows import OF_PARTS, AgentRow, AnswerRow, Hop, Miss, Prediction, Searched
 from qrag_jax.metrics.summaries import (
     agent_summary,
     answer_scores,
@@ -39,11 +26,9 @@ from qrag_jax.metrics.summaries import (
     hop_table,
     judged,
     pass_at,
-    reward_lines,
     reward_row,
     voted,
 )
-from tests.retrieval_logs import played_rows
 
 
 def test_intervals_of_equal_values_have_no_width() -> None:
@@ -64,19 +49,6 @@ def test_the_width_is_that_of_both_sources(of_trainings: float, of_questions: fl
     error = math.sqrt(trainings.var() / 40 + questions.var() / 200)
     assert mean == pytest.approx(float((trainings + questions).mean()))
     assert high - low == pytest.approx(2 * 1.96 * error, rel=0.08)
-
-
-def test_rows_without_known_facts(tmp_path: Path) -> None:
-    """What needs the facts is left out of the line, and never 0."""
-    path, (row,) = tmp_path / "log.jsonl", played_rows(1, 0)
-    bare = {"sf_idx": [], "sf_texts": [], "ret": None, "f1": None, "em": None}
-    unknown = dataclasses.replace(row, id="own-1", **bare)  # type: ignore[arg-type]
-    rows = [unknown, dataclasses.replace(unknown, id="own-2", ret=0.5), row]
-    RETRIEVALS.append(path, rows)
-    assert not {"return", "f1", "em"} & json.loads(path.read_text().splitlines()[0]).keys()
-    assert read_retrievals(path, needs_facts=False) == RETRIEVALS.read_partial(path) == rows
-    with pytest.raises(InputError, match="sf_idx"):
-        read_retrievals(path)
 
 
 # ---------------------------------------------------------------- answers and agents
@@ -255,9 +227,6 @@ def test_mean_and_deviation_of_rewards() -> None:
     assert row.broken == ["timeout", "too_long"]
     nothing = reward_row(question, ["timeout", "timeout"])
     assert (nothing.mean, nothing.std, nothing.kept) == (None, None, False)
-    lines = " ".join(reward_lines([row, nothing, reward_row(question, [0.0, 1.0])], 0.0))
-    for part in ("1 of 3", "0.500 of 4", "3 timeout", "1 too_long"):
-        assert part in lines
     # Equal rewards do not vary; np.std of these is above 0 by rounding.
     for value, count in itertools.product((0.1, 1 / 3, 2 / 3, 0.7), range(2, 12)):
         row = reward_row(question, [value] * count)

@@ -14,7 +14,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Config
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.index_folder import NAME, Manifest, PartNote, VectorParts, read_manifest
-from qrag_jax.retrieval.protocol import NONE, Corpus, Hits, Passage, Queries, Where
+from qrag_jax.retrieval.protocol import NONE, Hits, Passage, Queries, Where
 from qrag_jax.retrieval.vectors import ScanIndex
 from qrag_jax.runtime.retriever_config import Positions
 
@@ -113,7 +113,7 @@ def slow_bm25(
 
 
 def save_vectors(
-    folder: Path, corpus: Corpus, vectors: np.ndarray, encoder: str = "", **settings: Any
+    folder: Path, corpus: StoredCorpus, vectors: np.ndarray, encoder: str = "", **settings: Any
 ) -> Manifest:
     """Writes vectors as `qrag index` does, in two parts."""
     (folder / NAME).unlink(missing_ok=True)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.errors import InputError
 from qrag_jax.retrieval import exact
 from qrag_jax.retrieval import vectors as scanning
 from qrag_jax.retrieval.exact import STORAGES, ExactIndex
@@ -17,15 +15,7 @@ from qrag_jax.retrieval.vectors import rotated, scan
 from qrag_jax.runtime.platform import CompilationCounter
 from tests import reference
 from tests.devices import mesh_of
-from tests.retrieval.small_corpus import (
-    assert_same,
-    corpus_of,
-    of_texts,
-    positions,
-    save_vectors,
-    searched,
-    task_of,
-)
+from tests.retrieval.small_corpus import assert_same, of_texts, positions, searched, task_of
 
 
 @pytest.fixture
@@ -63,33 +53,6 @@ def test_as_accelerators_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         index = ExactIndex(task.corpus, task.vectors, mesh_of(2, 2, 2), storage)
         for where in (None, {"kind": [1, 2]}):
             assert_same(index.search(task.queries, 20, where), searched(task, 20, where))
-
-
-def test_int8_finds_nearly_all_of_random_vectors(tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    corpus = corpus_of(tmp_path, 2000)
-    vectors = rng.standard_normal((2000, 32)).astype(np.float32)
-    queries = Queries([""] * 20, rng.standard_normal((20, 32)).astype(np.float32))
-    wanted = ExactIndex(corpus, vectors).search(queries, 10)
-    found = ExactIndex(corpus, vectors, None, "int8").search(queries, 10)
-    assert (found.numbers == wanted.numbers).mean() > 0.98
-    np.testing.assert_allclose(found.scores, wanted.scores, rtol=1e-4)
-
-
-def test_files_of_bfloat16_and_of_other_encoders(tmp_path: Path) -> None:
-    task = task_of(tmp_path, 83)
-    half = task.vectors.astype(jnp.bfloat16)
-    manifest = save_vectors(tmp_path, task.corpus, half, "e0", storage="bfloat16")
-    assert sum(manifest.files.values()) == half.nbytes
-    index = ExactIndex.open(tmp_path, task.corpus, mesh_of(), encoder="e0")
-    assert index.storage == "bfloat16"
-    assert_same(index.search(task.queries, 20), searched(task, 20))
-    np.testing.assert_array_equal(index.vectors([3, 1]), task.vectors[[3, 1]])
-    with pytest.raises(InputError, match="field encoder"):
-        ExactIndex.open(tmp_path, task.corpus, mesh_of(), encoder="e1")
-    save_vectors(tmp_path / "few", task.corpus, task.vectors[:39])
-    with pytest.raises(ValueError, match="39 vectors"):
-        ExactIndex.open(tmp_path / "few", task.corpus, mesh_of())
 
 
 def test_batches_are_a_few_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -185,46 +185,23 @@ def test_a_failure_is_no_scores(model_server: ModelServer, client: Client) -> No
 # ---------------------------------------------------------------------- a server that embeds
 
 WIDTH = 4
-ROWS = [[2, 7 + n, 3] for n in range(70)]  # more than one request
-NANS = [math.nan] * WIDTH
+ROWS = [[2, 7 + n, 3] for n in range(3)]
+Embed = Callable[[list[int]], list[float]]
 
 
 def vector(row: list[int]) -> list[float]:
     return [float(row[1]), 1.0, 0.0, -2.0]
 
 
-def data(rows: list[list[int]], of: Callable[[list[int]], list[float]] = vector) -> Any:
-    return {"data": [{"index": i, "embedding": of(row)} for i, row in enumerate(rows)]}
-
-
 @contextlib.contextmanager
-def tower_of(
-    reply: Callable[[int, list[list[int]]], tuple[int, Any]], scale: float = 1.0
-) -> Iterator[tuple[EndpointTower, list[Any]]]:
-    """A tower and the requests; the reply is to (number of the request from 0, its rows)."""
-    requests: list[Any] = []
-
+def tower_of(embed: Embed, scale: float) -> Iterator[EndpointTower]:
     def answer(call: HttpCall) -> tuple[int, Any]:
-        requests.append(json.loads(call.body))
-        return reply(len(requests) - 1, requests[-1]["input"])
+        rows = enumerate(json.loads(call.body)["input"])
+        return 200, {"data": [{"index": i, "embedding": embed(row)} for i, row in rows]}
 
     with listening(answer) as url:
         config = ClientConfig(f"{url}/v1", "chunk", attempts=3, retry_pause=0.01, wait_limit=1.0)
-        tower = EndpointTower(config, WIDTH, scale)
-        yield tower, requests
-
-
-def test_rows_of_ids_become_vectors_in_order() -> None:
-    """Also after a failure that passes."""
-
-    def reply(number: int, rows: list[list[int]]) -> tuple[int, Any]:
-        return (200, {"data": data(rows)["data"][::-1]}) if number else (503, {})
-
-    with tower_of(reply) as (tower, requests):
-        np.testing.assert_array_equal(tower(ROWS), np.array([vector(r) for r in ROWS], np.float32))
-        assert sorted(len(each["input"]) for each in requests[1:]) == [6, 32, 32]
-        assert {each["model"] for each in requests} == {"chunk"}
-        assert tower([]).shape == (0, WIDTH)
+        yield EndpointTower(config, WIDTH, scale)
 
 
 @pytest.mark.parametrize("length", [1.0, 3.0])
@@ -233,18 +210,13 @@ def test_a_factor_that_the_server_skips_is_multiplied(length: float) -> None:
         whole = np.array(vector(row))
         return (length * whole / np.linalg.norm(whole)).tolist()
 
-    with tower_of(lambda n, rows: (200, data(rows, embed)), scale=3.0) as (tower, _):
-        np.testing.assert_allclose(np.linalg.norm(tower(ROWS[:3]), axis=1), 3.0, rtol=1e-6)
+    with tower_of(embed, 3.0) as tower:
+        np.testing.assert_allclose(np.linalg.norm(tower(ROWS), axis=1), 3.0, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("embed", "scale", "named"),
-    [(vector, 3.0, "export"), (lambda row: [1.0], 1.0, "chunk"), (lambda _: NANS, 1.0, "chunk")],
-)
-def test_vectors_that_cannot_be_the_towers_are_refused(
-    embed: Callable[[list[int]], list[float]], scale: float, named: str
-) -> None:
+def test_vectors_that_cannot_be_the_towers_are_refused() -> None:
     """Of another length than its own, of another width, no numbers."""
-    reply = tower_of(lambda n, rows: (200, data(rows, embed)), scale)
-    with reply as (tower, _), pytest.raises(InputError, match=named):
-        tower(ROWS[:2])
+    nans = [math.nan] * WIDTH
+    for embed, scale in ((vector, 3.0), (lambda row: [1.0], 1.0), (lambda row: nans, 1.0)):
+        with tower_of(embed, scale) as tower, pytest.raises(InputError, match="chunk"):
+            tower(ROWS[:2])

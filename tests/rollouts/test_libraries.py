@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.sample import Page, Sample
+from qrag_jax.data.sample import Passage, Sample
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import BY_PASSAGE, BY_TITLE, QueryState, RewriteTask
 from qrag_jax.environments.tasks import bridge_task
@@ -19,7 +19,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.index_folder import BM25, CORPUS, IndexAt
-from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, on_corpus, states_on
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.retriever import open_plain
@@ -79,32 +78,37 @@ def test_gold_documents_are_matched_by_text_and_questions_share_passages(
 
 # ---------------------------------------------------------------- questions of query writers
 
-LAKE, ADA, MORE = Page("The Lake", "Deep."), Page("Ada Berg", "Sails."), Page("Ada Bérg", "Old.")
+LAKE, ADA, MORE = (
+    Passage("", "Deep.", "The Lake"),
+    Passage("", "Sails.", "Ada Berg"),
+    Passage("", "Old.", "Ada Bérg"),
+)
 PASSAGES = (  # two are of one page, one has no title
     *(Passage("l", "Deep.", "The Lake"), Passage("a1", "Sails!", "Ada Berg")),
     *(Passage("a2", "Old.", "Ada Bérg"), Passage("n", "Nothing."), Passage("m", "Marks.", "!?")),
 )
 
 
-def asked(name: str, *gold: Page) -> Sample:
+def asked(name: str, *gold: Passage) -> Sample:
     return Sample(name, f"{name}?", (), (), ("yes",), "", pages=gold)
 
 
 def test_gold_pages_are_known_by_title_or_by_passage(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "corpus", PASSAGES)
-    given = [asked("q", ADA, LAKE, MORE), asked("t", Page("the lake"))]
+    given = [asked("q", ADA, LAKE, MORE), asked("t", Passage(title="the lake"))]
     pages = {"gold_ids": ("a1", "a2", "l"), "pages": ("ada berg", "the lake")}
     expected = [
         QueryState("q", "q?", ("yes",), hops=2, **pages),
         QueryState("t", "t?", ("yes",), hops=1, gold_ids=("l",), pages=("the lake",)),
     ]
     assert states_on(given, corpus, BY_TITLE) == (expected, "")
-    bare, named = Page("", "nothing"), Page("Whatever", id="a2")
+    bare, named = Passage("", "nothing"), Passage("a2", title="Whatever")
     states, _ = states_on([asked("q", MORE, ADA, bare), asked("i", named)], corpus, BY_PASSAGE)
     assert [(item.pages, item.hops) for item in states] == [(("a2", "a1", "n"), 3), (("a2",), 1)]
     assert all(item.pages == item.gold_ids for item in states)
     # Questions that lack a page are left out and counted.
-    rome, marks = Page("Rome", "Large."), Page("!?", "Marks.")  # a title of marks is a title, too
+    rome = Passage("", "Large.", "Rome")
+    marks = Passage("", "Marks.", "!?")  # a title of marks is a title, too
     questions = [asked("a", LAKE), asked("b", LAKE, rome), asked("c", marks), asked("d", ADA)]
     for by in (BY_TITLE, BY_PASSAGE):
         states, left_out = states_on(questions, corpus, by, 0.5)
@@ -113,8 +117,8 @@ def test_gold_pages_are_known_by_title_or_by_passage(tmp_path: Path) -> None:
     for wrong, by, share, field in (
         (questions, BY_TITLE, 0.2, "max_missing_share"),
         (questions[1:2], BY_TITLE, 1.0, r"config\.search\.index"),
-        ([asked("q", Page("The Lake"))], BY_PASSAGE, 0.0, "gold_by"),
-        ([asked("q", Page("", "Nothing."))], BY_TITLE, 0.0, "gold_by"),
+        ([asked("q", Passage(title="The Lake"))], BY_PASSAGE, 0.0, "gold_by"),
+        ([asked("q", Passage("", "Nothing."))], BY_TITLE, 0.0, "gold_by"),
         ([], BY_TITLE, 0.0, r"config\.questions"),
     ):
         with pytest.raises(InputError, match=field):

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.sample import Page
+from qrag_jax.data.sample import Passage
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import QueryState, RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.retrieval.corpus import pooled
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN
-from qrag_jax.retrieval.judged_queries import pooled
 from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.search import (
@@ -42,8 +42,12 @@ from tests.systems.corpora import (
 )
 
 QUICK = SearchConfig(k1=0.9, b=0.4, stemmer="", stop_words="")
-PAGES = [Page(str(record["title"]), str(record["text"])) for record in records(24)]
-SHORT = [Page("Lamp", "silver river"), Page("Clock", "paper stone"), Page("Piano", "a forest")]
+PAGES = [Passage("", str(record["text"]), str(record["title"])) for record in records(24)]
+SHORT = [
+    Passage("", "silver river", "Lamp"),
+    Passage("", "paper stone", "Clock"),
+    Passage("", "a forest", "Piano"),
+]
 ANYONE = QueryState("q", "Which river?", ("a stone",))
 
 
@@ -61,7 +65,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 def open_pages(
-    config: SearchConfig, pages: list[Page] | None, folder: Path, *, begun: bool = True
+    config: SearchConfig, pages: list[Passage] | None, folder: Path, *, begun: bool = True
 ) -> CorpusLibrary:
     passages = None if pages is None else partial(pooled, pages)
     return open_search(config, passages, folder, begun=begun)

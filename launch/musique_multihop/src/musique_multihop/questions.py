@@ -14,8 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from qrag_jax.data.reading import read_parts
-from qrag_jax.data.sample import is_held_out
-from qrag_jax.data.scripted import world
+from qrag_jax.data.sample import is_held_out, world
 from qrag_jax.environments.episode import Closed, Said, Speak, ToolTask
 from qrag_jax.environments.tasks import TasksConfig, bridge_task, tasks_of
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE, ToolAgent
