@@ -66,7 +66,7 @@ _StorageOf = Callable[[str, np.dtype, int], np.ndarray]  # by key, dtype and num
 class _Reader(pickle.Unpickler):
     """An unpickler that knows tensors and nothing else; `storages`: all that are named, by key."""
 
-    def __init__(self, file: IO[bytes], storage_of: _StorageOf | None = None) -> None:
+    def __init__(self, file: IO[bytes], storage_of: _StorageOf) -> None:
         super().__init__(file, encoding="utf-8")
         self.storages: dict[str, np.ndarray] = {}
         self._storage_of = storage_of
@@ -134,16 +134,20 @@ def _read_zip(file: IO[bytes]) -> dict[str, np.ndarray]:
             return _tensors(_Reader(data, storage_of).load())
 
 
+def _no_storage(key: str, dtype: np.dtype, numel: int) -> np.ndarray:
+    raise pickle.UnpicklingError(f"a storage {key!r:.100} outside of the tensors")
+
+
 def _read_legacy(file: IO[bytes]) -> dict[str, np.ndarray]:
     """The format before torch 1.6: five pickles (magic, version, machine, dict, keys), then bytes.
 
     The bytes hold, in the order of the keys, each storage's size (int64) and elements.
     """
-    magic, version, machine = (_Reader(file).load() for _ in range(3))
+    magic, version, machine = (_Reader(file, _no_storage).load() for _ in range(3))
     if (magic, version) != (LEGACY_MAGIC, LEGACY_PROTOCOL) or not machine["little_endian"]:
         raise ValueError("not a file of torch.save, or one from a big-endian machine")
     reader = _Reader(file, lambda key, dtype, numel: np.empty(numel, dtype))
-    tensors, keys = _tensors(reader.load()), _Reader(file).load()
+    tensors, keys = _tensors(reader.load()), _Reader(file, _no_storage).load()
     if reader.storages.keys() - set(keys):
         raise ValueError("it lacks the elements of a tensor")
     for key in keys:
