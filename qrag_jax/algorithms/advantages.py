@@ -8,6 +8,7 @@ tokens. What is not valid is never read, not even a NaN, and gets the advantage 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,7 +40,7 @@ def group_advantages(rewards: jax.Array, valid: jax.Array, *, scaled: bool = Tru
     return jnp.where(valid & varies(rewards, valid)[..., None], advantages, 0.0)
 
 
-def varies(rewards: jax.Array, valid: jax.Array) -> jax.Array:
+def varies(rewards: Any, valid: Any) -> Any:
     """Whether a group's valid members have different rewards, `[groups, members]` → `[groups]`.
 
     Nothing can be learned from the other groups. It computes NumPy's arrays on the host.

@@ -103,7 +103,8 @@ class PolicyLearner(Learner):
                 critic, of_values = self.gradient(state.critic, base, part)
                 metrics["value_loss"] = of_values.loss / divisor
                 sums = sums._replace(tokens=TokenCount.total([sums.tokens, of_values.tokens]))
-            loss, gradients = sum(metrics.values()), (learned.tower, critic)
+            loss = metrics["loss"] + metrics.get("value_loss", 0.0)
+            gradients = learned.tower, critic
             state, learned_by = self.learn(state, gradients, loss, divisor, awake=awake)
             return state, (sums, metrics | learned_by)
 

@@ -39,7 +39,7 @@ from qrag_jax.runtime.mesh import BATCH_AXES
 
 _BY_EPISODE = PartitionSpec(BATCH_AXES)
 _ORDER = 2**32 - 2  # of minibatches; not the number of any step
-_NO_TOKENS: Any = TokenCount(0.0, 0.0)  # of sums to which they are added later
+_NO_TOKENS = TokenCount(*jnp.zeros(2))  # of sums to which they are added later
 
 
 class Searches(NamedTuple):

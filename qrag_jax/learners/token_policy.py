@@ -90,7 +90,8 @@ class TokenPolicy(PolicyLearner, Generic[Config]):
     def gradient(self, learned: Critic, base: Params | None, part: Any) -> tuple[Critic, Sums]:
         """See `PolicyLearner`; a part is `TokenBlocks` and what their tokens are learned with."""
         whole, config = merge(learned.tower, base), self.config
-        loss = pair_loss if isinstance(config, PreferenceConfig) else token_loss
+        of_pairs = isinstance(config, PreferenceConfig)
+        loss: Callable[..., Sums] = pair_loss if of_pairs else token_loss
         trained, frozen, to_stored = trainable(self.trunk, whole, self.lora_scale)
         # The gradient of words is added up row by row, that of a head of its own beside it.
         tables = {path: trained.pop(path) for path in ((WORDS,), (HEAD,)) if path in trained}
