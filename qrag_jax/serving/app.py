@@ -97,7 +97,10 @@ def _sentence(errors: Sequence[Mapping[str, Any]]) -> str:
         return "the body is not said to be JSON; send the header Content-Type: application/json."
     place = first["loc"][1:3] if first["type"] != "json_invalid" else ()
     name = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, place))) or "the body"
-    return f"{name}: {first['msg'][:1].lower()}{first['msg'][1:]}."
+    said = first["msg"]
+    # Not of an abbreviation: "JSON decode error".
+    said = said if said[:2].isupper() else said[:1].lower() + said[1:]
+    return f"{name}: {said}."
 
 
 def make_app(worker: Worker, topk: int = USUAL_COUNT, *, only_here: bool) -> FastAPI:
