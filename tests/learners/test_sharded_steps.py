@@ -100,7 +100,7 @@ def test_a_device_holds_its_part_alone_and_buffers_are_reused(case: Case) -> Non
         if leaf == "kernel":
             parts = case.fsdp * case.tensor
             split += 1
-        elif leaf == "bias" and owner in BERT.COLUMNS:
+        elif leaf == "bias" and owner in BERT.config.COLUMNS:
             parts = case.tensor
         elif size >= LEAST_SPLIT:
             parts = case.fsdp
