@@ -97,7 +97,7 @@ def test_minilm_is_known_by_its_weights(tmp_path: Path) -> None:
     prepare_encoder(config, tmp_path / "new", sentences(), 0, is_kept=False)
     assert origin(MINILM_OR_SCRATCH, tmp_path / "new") == origin("", tmp_path / "new") == ""
     assert origin("org/name", tmp_path / "new") == "org/name"
-    if find_minilm(download=False) is None:
+    if find_minilm() is None:
         pytest.skip("all-MiniLM-L6-v2 is not on this machine")
     prepare_encoder(EncoderConfig(path=MINILM_OR_SCRATCH), tmp_path, [], 0, is_kept=False)
     assert origin(MINILM_OR_SCRATCH, tmp_path) == origin(MINILM, tmp_path) == HUB_NAME
