@@ -66,7 +66,7 @@ def test_answers_scores_and_goes_on(
     given = (*options(server, log, out), f"--data={data}", "--metric=squad", "--judge")
     commands.succeed("answer", *given, "--samples=4")
     assert [row["id"] for row in json_lines(out)] == [row.id for row in ROWS[:4]]
-    said = commands.succeed("answer", *given)
+    commands.succeed("answer", *given)
     assert len(server.calls) == 2 * len(ROWS)  # each and its verdict, once
     for number, (row, asked) in enumerate(zip(json_lines(out), ROWS, strict=True)):
         right = number % 4 == 0
@@ -76,7 +76,6 @@ def test_answers_scores_and_goes_on(
         assert (row["id"], row["type"], row["answers"]) == (asked.id, "bridge", [asked.answer])
     summary = json.loads((tmp_path / "answers.summary.json").read_text())
     assert summary["scores"]["all"]["f1"]["mean"] == pytest.approx((3 + 9 * 2 / 3) / 12)
-    assert f"{summary['scores']['all']['f1']['mean']:.3f}" in said
     assert summary["scores"]["all"]["judge"]["mean"] == 0.25
     assert summary["provenance"]["model"] == "tiny"
 
@@ -86,9 +85,6 @@ def test_answers_scores_and_goes_on(
     commands.succeed("answer", *given, "--filter=gt", "--samples=3", "--restart")
     for row, played in zip(json_lines(out), ROWS[:3], strict=True):
         assert (row["chunks"], row["prediction"]) == (sorted(played.sf_idx), "unknown")
-    log.unlink()
-    write_log(log, [dataclasses.replace(row, ret=0.5) for row in ROWS])
-    assert "log (" in refusal(commands.run("answer", *given, "--filter=gt", "--samples=3"))
 
 
 def test_refusals(server: ModelServer, log: Path, tmp_path: Path, commands: Commands) -> None:
@@ -100,8 +96,6 @@ def test_refusals(server: ModelServer, log: Path, tmp_path: Path, commands: Comm
     ):
         assert name in refusal(commands.run("answer", *words))
     out = tmp_path / "answers.jsonl"
-    with log_locks(out):
-        assert str(out) in refusal(commands.run("answer", *given))
     # Two names that differ in their ending alone have one file of verdicts.
     with log_locks(out.with_name("answers.judge.jsonl")):
         other = options(server, log, tmp_path / "answers.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import pickle
@@ -18,11 +17,8 @@ import yaml
 
 import qrag_jax
 from qrag_jax import __main__ as console
-from qrag_jax.__main__ import COMMANDS
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
-from qrag_jax.runtime.saved_config import flat
-from qrag_jax.systems import q_rag_config
 from tests.entry_points import ROOT, Commands, refusal
 
 TINY = "--config=configs/hotpotqa.py:tiny"
@@ -47,60 +43,41 @@ def test_commands_are_listed_and_others_refused(
     ("words", "named"),
     [
         ((), "configs/rlvr.py"),  # without an experiment all are listed
-        (("--config.train.stpes=1",), "steps"),  # what is meant
-        (("--config.train.steps=abc",), "config.train.steps"),
+        ((TINY, "--config.train.stpes=1"), "steps"),  # what is meant
         (("--config=configs/hotpotqa.py:huge",), "huge"),
     ],
 )
 def test_a_wrong_command_line(
     words: tuple[str, ...], named: str, commands: Commands, tmp_path: Path
 ) -> None:
-    config = [] if not words or words[0].startswith("--config=") else [TINY]
     workdir = tmp_path / "run"
-    assert named in refusal(commands.run("train", *config, *words, f"--workdir={workdir}"))
+    assert named in refusal(commands.run("train", *words, f"--workdir={workdir}"))
     assert not workdir.exists()
 
 
-def test_help_lists_flags_and_the_fields_of_the_experiment_with_a_comment(
-    commands: Commands,
-) -> None:
+def test_help_lists_flags_and_the_fields_of_the_experiment(commands: Commands) -> None:
     out = commands.succeed("train", "--help", "--config=configs/harr_grpo.py:tiny")
     assert "--workdir" in out
     assert "grpo.members=4" in out
     assert "pqn." not in out
-    assert "--workdir" in commands.succeed("evaluate", "--help")
-    known = {name: comment for name, _, comment in q_rag_config.CONFIG.help_lines()}
-    assert all(known.values())
-    for name in ("hotpotqa", "niah", "published"):
-        config = importlib.import_module(f"configs.{name}").get_config("tiny")
-        for field in flat(config.to_dict()).keys() - {"system"}:
-            assert re.sub(r"sources\.\w+\.weight", "sources.NAME.weight", field) in known
 
 
-def test_a_message_is_one_line_without_marks_of_control_and_not_too_long() -> None:
-    for mark in "\r\x00\x1b\x7f":
-        text = str(InputError(f"the file{mark} is broken"))
-        assert text == f"the file{repr(mark)[1:-1]} is broken"
-    text = "data/train.jsonl, line 3: the field 'Übung' is 5 … ; give a text."
-    assert str(pickle.loads(pickle.dumps(InputError(text)))) == text  # noqa: S301
-    long = str(InputError(f"{'a' * 2499} {'y' * 1_000_000} {'b' * 999}"))
+def test_a_message_has_no_marks_of_control_and_is_not_too_long() -> None:
+    assert str(InputError("the file\x1b\r is broken")) == r"the file\x1b\r is broken"
+    error = InputError("data/train.jsonl, line 3: the field 'Übung' is 5 … ; give a text.")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301
+    long = str(InputError(f"begin {'y' * 1_000_000} end"))
     assert len(long) < 4000
-    assert (long[:2499], long[-999:]) == ("a" * 2499, "b" * 999)
+    assert (long[:5], long[-3:]) == ("begin", "end")
 
 
 def test_experiments_are_found_in_the_working_folder_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    own = own_code.own_folder()
-    assert own == ROOT / "configs"
     argv = ["train", TINY, "--config.path=configs/hotpotqa.py"]
-    packaged = f"{own / 'hotpotqa.py'}:tiny"
+    packaged = f"{own_code.own_folder() / 'hotpotqa.py'}:tiny"
     assert own_code.resolved(argv) == ["train", f"--config={packaged}", argv[2]]
-    split = ["evaluate", "--eval_config", "configs/niah.py", "--x"]
-    assert own_code.resolved(split) == [*split[:2], str(own / "niah.py"), "--x"]
-    other = ["train", "--config=mine/hotpotqa.py"]
-    assert own_code.resolved(other) == other
     (tmp_path / "configs").mkdir()
     (tmp_path / "configs" / "hotpotqa.py").touch()
     assert own_code.resolved(argv) == argv
@@ -209,9 +186,7 @@ def test_the_notebook_runs_from_its_first_cell_to_its_last(
     assert (tmp_path / "page.html").stat().st_size > 10_000
 
 
-def test_version_citation_and_notebook_name_what_is_there() -> None:
+def test_the_citation_and_the_changelog_know_the_version() -> None:
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert citation["version"] == qrag_jax.__version__
     assert f"\n## {qrag_jax.__version__}\n" in (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
-    assert {"cff-version", "message", "title", "authors", "license"} <= set(citation)
-    assert {*re.findall(r"!\{qrag\}\.(\w+)", NOTEBOOK.read_text(encoding="utf-8"))} <= {*COMMANDS}

@@ -19,13 +19,6 @@ from tests.entry_points import ROOT
 EVERY = sorted(
     path.stem for path in (ROOT / "configs").glob("*.py") if not path.stem.startswith("common")
 )
-# Variants that are other ones' shorter names.
-SHORT = {
-    "babilong": {"": "qa1", "tiny": "qa1-tiny", "minilm": "qa1-minilm"},
-    "published": {"": "e5-hotpotqa"},
-    **{key: {"": "quick"} for key in ("rlvr", "leret", "deepretrieval")},
-    **{key: {"": "tiny"} for key in ("harr_grpo", "harr_ppo")},
-}
 # Those whose tiny variant another test trains, tests/pinned among them.
 TRAINED = {"hotpotqa", "harr_grpo", "harr_ppo", "rlvr", "leret", "deepretrieval", "quickstart"}
 TRAINED |= {"own", "babilong", "two_wiki"}
@@ -55,25 +48,14 @@ def complete(config: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
 
 
 @pytest.mark.parametrize("name", EVERY)
-def test_every_variant_builds_and_no_two_are_the_same(name: str) -> None:
-    known = ["", *variants(name)]
+def test_every_variant_builds(name: str) -> None:
+    known = variants(name)
     assert "tiny" in known or name.startswith("babilong")
-    texts: dict[str, str] = {}
-    for variant in known:
-        config = module(name).get_config(*([variant] if variant else []))
+    for given in ((), *((variant,) for variant in known)):
+        config = module(name).get_config(*given)
         assert config.is_locked
-        texts[variant] = config.to_json()
         systems.check(complete(config))
-    for short, long in SHORT.get(name, {}).items():
-        assert texts.pop(short) == texts.get(long, module(name).get_config(long).to_json())
-    assert len(set(texts.values())) == len(texts)
     assert f"python -m qrag_jax.train --config=configs/{name}.py" in (module(name).__doc__ or "")
-
-
-def test_unknown_variants() -> None:
-    for name, wrong in (("babilong", "qa21"), ("babilong", "-tiny"), ("harr_grpo", "nq-react-4b")):
-        with pytest.raises(ValueError, match=wrong):
-            module(name).get_config(wrong)
 
 
 @pytest.mark.parametrize("name", sorted({*EVERY} - TRAINED))

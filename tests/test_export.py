@@ -70,17 +70,12 @@ def test_the_hub_reads_the_scores_of_the_card(scored_run: Path, exported: Path) 
     data = huggingface_hub.ModelCard.load(exported / "README.md").data
     assert (data.model_name, data.library_name) == ("my-run", "sentence-transformers")
     scores = {result.metric_type: result for result in data.eval_results}
-    assert {"fact_em", "fact_f1", "fact_precision", "fact_recall", "recall@1"} <= scores.keys()
+    assert {"fact_em", "fact_f1", "recall@1"} <= scores.keys()
     for name, found in scores.items():
         interval = summary["trained"]["intervals"][name]
         assert found.metric_value == pytest.approx(interval["mean"], abs=5e-5)
-        for end in ("low", "high"):
-            assert found.metric_args[end] == pytest.approx(interval[end], abs=5e-5)
         assert (found.dataset_type, found.dataset_split) == ("hotpotqa", "dev")
         assert found.dataset_args == {"questions": SAMPLES}
-    config = load_config(scored_run / "config.json")
-    saved = json.loads(text.partition("```json\n")[2].partition("\n```")[0])
-    assert saved["pqn"] == config.pqn.to_dict()
     assert str(scored_run.parent) not in text  # no path of the machine, the data's cache included
 
 
@@ -114,14 +109,11 @@ def test_untrained_weights_are_exported_on_demand_alone(
     assert not out.exists()
     commands.succeed("export", run, f"--out={out}", "--checkpoint=best")
     assert "untrained weights" in (out / "README.md").read_text()
-    saved_run.export(opened(untrained_best), "last", tmp_path / "last")
-    assert "untrained weights" not in (tmp_path / "last" / "README.md").read_text()
 
 
 def test_refusals_leave_nothing(scored_run: Path, commands: Commands, tmp_path: Path) -> None:
     workdir = Path(shutil.copytree(scored_run, tmp_path / "run"))
     assert "--out" in refusal(commands.run("export", f"--workdir={workdir}"))
-    assert "--workdir" in refusal(commands.run("export", "--out=x"))
     (tmp_path / "file").write_text("x")
     run = opened(workdir)
     with pytest.raises(InputError, match="file"):
@@ -148,13 +140,11 @@ def test_prefixes_and_a_scale_behind_the_norm_are_in_the_file(
     config = load_config(scored_run / "config.json")
     config.encoder.update(normalise=True, scale=3.0, state_prefix="query: ")
     config.eval.update(beam=4, beam_score="sum")
-    config.encoder.path = "/home/me/models/e5"
     saved_run.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
     found = RetrieverConfig.read(tmp_path / "out")
     assert (found.state.prefix, found.chunk.prefix) == ("query: ", "")
     assert (found.state.scale, found.chunk.scale) == (3.0, 3.0)
     assert (found.search.beam, found.search.beam_score) == (4, "sum")
-    assert found.base_model == "e5"
 
 
 def test_a_threshold_that_was_tuned_for_other_weights_is_left_out(
@@ -166,17 +156,12 @@ def test_a_threshold_that_was_tuned_for_other_weights_is_left_out(
     report = {"threshold": 0.5, "provenance": {"weights": weights_digest(params)}}
     (run.workdir / "eval" / label / REPORT).write_text(json.dumps(report))
     assert saved_run.stop_threshold(run, label, params) == 0.5
-    assert saved_run.stop_threshold(run, "best-1", params) is None
     assert saved_run.stop_threshold(run, label, run.untrained()) is None
 
 
 # ---------------------------------------------------------------- towers and models alone
 
 TOLERANCE = 1e-5
-
-
-def read(path: Path) -> Any:
-    return json.loads(path.read_text())
 
 
 def model(folder: Path) -> Any:
@@ -204,16 +189,12 @@ def config() -> ml_collections.ConfigDict:
     ("family", "settings"),
     [
         ("bert", {"pooling": "cls", "normalise": True, "scale": 3.0}),
-        ("bert", {"pooling": "mean"}),
         ("xlm-roberta", {"pooling": "cls", "state_prefix": "query: ", "chunk_prefix": "passage: "}),
-        ("new", {"pooling": "last"}),
         ("qwen3", {"pooling": "mean", "state_prefix": "Find the thing.\nQuery:"}),
-        ("modernbert", {"pooling": "cls"}),
-        ("mpnet", {"pooling": "last"}),
-        ("nomic_bert", {"pooling": "mean"}),
+        ("nomic_bert", {"pooling": "last"}),
     ],
 )
-def test_every_family_keeps_its_vectors(
+def test_towers_keep_their_vectors(
     family: str, settings: dict[str, Any], config: ml_collections.ConfigDict, tmp_path: Path
 ) -> None:
     settings = {"normalise": False, "scale": 0.1} | settings
@@ -233,35 +214,27 @@ def test_every_family_keeps_its_vectors(
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
         assert np.abs(expected).max() > 100 * TOLERANCE
         # Only a factor behind a norm is a module, and the loader applies none twice.
-        kinds = [m["type"].rpartition(".")[2] for m in read(tmp_path / tower.name / "modules.json")]
-        assert ("Dense" in kinds) == settings["normalise"]
+        modules = (tmp_path / tower.name / "modules.json").read_text()
+        assert ("Dense" in modules) == settings["normalise"]
         again = load_encoder(tmp_path / tower.name)
         both = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), again.params)
         back = our_vectors(again, both, tower, [parts[0]])
         np.testing.assert_allclose(back, expected[:1], atol=TOLERANCE)
 
 
-@pytest.mark.parametrize("family", ["qwen3", "nomic_bert"])
-def test_adapters_are_merged_and_kept(
-    family: str, config: ml_collections.ConfigDict, tmp_path: Path
-) -> None:
-    folder = write_small_model(family, tmp_path / "model")
+def test_adapters_are_merged(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
+    folder = write_small_model("qwen3", tmp_path / "model")
     loaded = with_new_adapters(load_encoder(folder, scale=1.0), LoraConfig(3, 6.0), seed=0)
     rng = np.random.default_rng(1)
     trained = jax.tree.map(
         lambda leaf: rng.standard_normal((2, *leaf.shape)).astype(np.float32) / 4, loaded.adapters
     )
     params = Adapted(loaded.params, trained)
-    unadapted = load_encoder(folder, scale=1.0)
     for tower in saved_run.towers(loaded, config):
         saved_run.write_tower(loaded, tower, params, tmp_path / tower.name)
         found = model(tmp_path / tower.name).encode(["the moth", "b a"])
         expected = our_vectors(loaded, params, tower, [["the moth"], ["b a"]])
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
-        before = our_vectors(
-            unadapted, two_towers(unadapted), tower._replace(number=0), [["the moth"], ["b a"]]
-        )
-        assert np.abs(found - before).max() > 100 * TOLERANCE
 
 
 def test_a_tokenizer_that_reads_joined_parts_otherwise_is_refused(
@@ -274,7 +247,8 @@ def test_a_tokenizer_that_reads_joined_parts_otherwise_is_refused(
         ("tokenizer.json", {"pre_tokenizer": first}),
         ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}),
     ):
-        (folder / name).write_text(json.dumps(read(folder / name) | fields))
+        known = json.loads((folder / name).read_text())
+        (folder / name).write_text(json.dumps(known | fields))
     loaded = load_encoder(folder)
     state, chunk = saved_run.towers(loaded, config)
     saved_run.write_tower(loaded, chunk, two_towers(loaded), tmp_path / "chunk")
@@ -313,13 +287,7 @@ def test_transformers_and_peft_compute_what_was_trained(tmp_path: Path) -> None:
         np.testing.assert_allclose(whole(ids).logits.numpy(), ours, atol=1e-4)
         adapted = peft.PeftModel.from_pretrained(base, out / "adapter").eval()
         np.testing.assert_allclose(adapted(ids).logits.numpy(), ours, atol=1e-4)
-    card = (out / "README.md").read_text()
-    assert "value head" in card
-    assert "step 5" in card
-    assert "me@example.org" not in card
-    with pytest.raises(InputError, match="best"):
-        export_language_model(workdir, config, "best", tmp_path / "other")
-    assert not (tmp_path / "other").exists()
+    assert "me@example.org" not in (out / "README.md").read_text()
 
 
 def test_a_card_shows_no_folder_or_server_of_the_training_machine() -> None:
@@ -329,7 +297,5 @@ def test_a_card_shows_no_folder_or_server_of_the_training_machine() -> None:
     config.model.path = "/home/me/models/chat"
     config.engine.url = config.llm.url = "http://within.example.org:8000"
     card = language_model_card(Path("runs/none"), config, "best")
-    for shown in ("mine.txt", "scifact,train;nfcorpus,train", "chat", "value head"):
-        assert shown in card
     for hidden in ("/home", "within.example.org"):
         assert hidden not in card

@@ -1,4 +1,4 @@
-"""Readers of models, replies, requests and texts, on damaged inputs: a value, or a one-line error.
+"""Readers of models, replies and requests, on damaged inputs: a value, or a one-line error.
 
 Formats of data are damaged in `conformance/test_sources.py`. A reader is tested by a line in
 `READERS`, with a small sound sample. What is damaged depends on its name alone, so that a fault can
@@ -26,11 +26,9 @@ import httpx
 import jax
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from qrag_jax.data.corpora import BEIR_HEADER, read_qrels
-from qrag_jax.data.records import read_records
 from qrag_jax.environments import rag
 from qrag_jax.environments.queries import FORMS, REWRITE_OUTCOMES, read_output
 from qrag_jax.errors import InputError
@@ -61,7 +59,6 @@ class Reader(NamedTuple):
     sample: Callable[[], dict[str, bytes]] | tuple[str, ...]
     read: Callable[[Any], Any]  # of the folder or a text; it uses what it reads as programs do
     damaged: tuple[str, ...] = ()  # the files that are; (): all
-    refusals: tuple[type[Exception], ...] = ()  # documented ones besides InputError
     mapped: bool = False  # its files are mapped, which takes addresses and no memory
 
 
@@ -164,7 +161,7 @@ class TooLongError(BaseException):
 
 
 @contextlib.contextmanager
-def limited(further: int) -> Iterator[None]:
+def limited(further: int = 0) -> Iterator[None]:
     """Limits time and memory; beyond them the reader gets an error, which is a fault."""
 
     def ring(*_: object) -> None:
@@ -194,17 +191,11 @@ def check(reader: Reader, sample: Any) -> None:
         assert said.strip(), "an empty sentence"
         assert not any(mark in said for mark in "\n\r\x00"), said[:300]
         assert len(said) <= 4_000
-    except reader.refusals:
-        pass
 
 
 # ---------------------------------------------------------------- the readers
 
 TEXTS = ["Oslo is the capital of Norway.", "Ada Berg was born in Oslo.", "The fjord is long."]
-QUERY = {"id": "q1", "query": "aspirin for pain", "relevant_doc_ids": ["11"], "pub_date": "2015"}
-ROWS = "rows.jsonl.gz"
-RECORDS = gzip.compress(f"{json.dumps(QUERY)}\n{json.dumps(QUERY)}\n".encode(), mtime=0)
-QRELS = f"{BEIR_HEADER}\nq1\td1\t1\nq2\td2\t2\n".encode()
 
 
 @functools.cache
@@ -309,7 +300,6 @@ def answered(text: str) -> None:
     rag.read_turn(Answer(text))
 
 
-CALL = ToolCall("find", {"query": "oslo fjord", "count": 3, "fields": ["title", "text"]})
 CHOICE = {"message": {"role": "assistant", "content": "Oslo"}, "finish_reason": "stop"}
 CHOICE |= {"logprobs": {"content": [{"token": "Oslo", "logprob": -0.5}]}, "token_ids": [1]}
 CHAT = {"model": "m", "choices": [CHOICE], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
@@ -317,27 +307,18 @@ SEARCH = {"questions": ["oslo"], "topk": 2, "steps": 1, "beam": 1, "where": {"pa
 RETRIEVE = {"queries": ["oslo", "fjord"], "topk": 2, "return_scores": True}
 COMPLETION = ('{"choices": [{"text": "Oslo", "finish_reason": "length"}]}',)
 VECTORS = ('{"data": [{"index": 0, "embedding": [0.5, 1.0]}]}',)
-REWRITTEN = ('<think>Hm.</think><answer>{"query": "a AND (b OR c)"}</answer>', '{"query": "oslo"}')
-ANSWERS = ("<think>So.</think>\n**Final answer:** A", "<search>a</search>", '{"status": "FOUND"}')
-BOOLEAN = '(aspirin OR "acetyl acid"[Title]) AND pain* NOT child[MeSH Terms]'
 WEIGHTS = ("config.json", "model.safetensors")
 OF_MODEL = (*WEIGHTS, "tokenizer.json", "tokenizer_config.json")
 MODULES = (*WEIGHTS, "modules.json", "config_sentence_transformers.json")
 READERS = [
-    Reader("records", lambda: {ROWS: RECORDS}, lambda folder: [*read_records(folder / ROWS)]),
-    Reader("judgements", lambda: {"qrels.tsv": QRELS}, lambda at: read_qrels(at / "qrels.tsv")),
     Reader("a language model", lambda: model_files("language model"), read_lm, OF_MODEL),
-    Reader("an encoder", lambda: model_files("encoder"), read_encoder, MODULES, (), True),
+    Reader("an encoder", lambda: model_files("encoder"), read_encoder, MODULES, True),
     Reader("a chat", (json.dumps(CHAT),), reply(ChatRequest((("user", "Where?"),), model="m"))),
     Reader("a completion", COMPLETION, reply(CompletionRequest("Where?"))),
     Reader("vectors", VECTORS, reply(EmbeddingRequest(((1, 2),)))),
     Reader("an error", ('{"error": {"message": "busy"}}', "busy", "3"), error_reply),
     Reader("/retrieve", (json.dumps(RETRIEVE),), served("/retrieve")),
     Reader("/search", (json.dumps(SEARCH),), served("/search")),
-    Reader("rewritten queries", REWRITTEN, rewritten),
-    Reader("tool calls", tuple(write_call(CALL, form) for form in FORMATS), called),
-    Reader("final answers", ANSWERS, answered),
-    Reader("Boolean queries", (BOOLEAN, "oslo fjord"), parse_boolean, (), (InputError,)),
 ]
 
 
@@ -373,20 +354,24 @@ def test_a_damaged_input_is_read_or_refused(reader: Reader, tmp_path: Path) -> N
 
 # ---------------------------------------------------------------- any text at all
 
-QUICK = settings(max_examples=60, deadline=None, derandomize=True, database=None)
 MARKS = (  # texts of these are near to what is read
     *("<think>", "</think>", "<answer>", "</answer>", '{"query": "', '"}', "{", "}", "[", "]"),
     *("<tool_call>", "</tool_call>", '"name"', '"arguments"', ":", ",", '<tool name="find">'),
     *("</tool>", "<query>", "</query>", "(", ")", " AND ", " OR ", " NOT ", '"', "*", "[Title]"),
+    *("<search>", "</search>", "**Final answer:** ", '{"status": "FOUND"}'),
 )
 NEAR = st.lists(st.sampled_from(MARKS) | st.text(max_size=8), max_size=25).map("".join)
 
 
-@QUICK
+@settings(max_examples=100, deadline=None, derandomize=True, database=None)
 @given(NEAR)
+@example("[" * DEEP)
+@example('<tool_call>{"name": "find", "arguments": ' + '{"a":' * DEEP)
+@example("(" * DEEP)
 def test_any_text_is_a_query_an_answer_or_calls(text: str) -> None:
-    rewritten(text)
-    called(text)
-    answered(text)
-    with contextlib.suppress(InputError):
-        parse_boolean(text)
+    with limited():
+        rewritten(text)
+        called(text)
+        answered(text)
+        with contextlib.suppress(InputError):
+            parse_boolean(text)

@@ -157,18 +157,13 @@ def test_a_users_message_begins_a_segment_where_thoughts_are_dropped(with_templa
 def test_options_of_the_template(with_template: Make) -> None:
     look = tool("look", "Looks.", {"query": {"type": "string", "description": "what for"}})
     tokenizer = with_template(template("qwen3"))
-    told = scaffold_of(tokenizer, options={"tools": [look], "enable_thinking": False})
+    with_tools = scaffold_of(tokenizer, options={"tools": [look], "enable_thinking": False})
     # What `describe` says of tools in Hermes' form is what the template says.
     system = "Answer.\n\n" + describe([look], HERMES)
     plain = scaffold_of(tokenizer, thinking=False)
-    np.testing.assert_array_equal(
-        told.opening(OPENING), plain.opening((("system", system), OPENING[1]))
-    )
-    assert told.kept == EMPTY_THINKING
-    said = np.asarray(encoded(tokenizer, "Hm."), np.int32)
-    np.testing.assert_array_equal(
-        told.after(said, (("tool", "One"),)), plain.after(said, (("tool", "One"),))
-    )
+    described = plain.opening((("system", system), OPENING[1]))
+    np.testing.assert_array_equal(with_tools.opening(OPENING), described)
+    assert with_tools.kept == EMPTY_THINKING
 
 
 def changed(text: str, old: str, new: str) -> str:
@@ -182,21 +177,18 @@ REFUSE_TOOLS = (
 ) + CHATML
 DROP_TOOLS = changed(CHATML, "for m in messages", "for m in messages if m.role != 'tool'")
 STRIP_ALWAYS = changed(CHATML, "m.content", "m.content.split('</think>')[-1].strip()")
-REFUSED: list[tuple[str, dict[str, Any], str]] = [
-    ("", {}, "chat template"),
-    (REFUSE_TOOLS, {}, "tool"),
-    (DROP_TOOLS, {}, "role tool"),
-    (changed(CHATML, "in messages", "in messages[:1]"), {}, "turns"),
-    (changed(CHATML, "<|im_end|>", "<end>"), {}, "'<'"),
-    (STRIP_ALWAYS, {}, "thinking"),
-    ("{{- messages|length }}" + CHATML, {"thinking": False}, "template"),
+REFUSED = [
+    ("", "chat template"),
+    (REFUSE_TOOLS, "tool"),
+    (DROP_TOOLS, "role tool"),
+    (changed(CHATML, "<|im_end|>", "<end>"), "'<'"),
+    (STRIP_ALWAYS, "thinking"),
 ]
 
 
-@pytest.mark.parametrize(("text", "options", "name"), REFUSED)
+@pytest.mark.parametrize(("text", "name"), REFUSED)
 def test_templates_that_cannot_be_cut_are_refused(
-    text: str, options: dict[str, Any], name: str, with_template: Make
+    text: str, name: str, with_template: Make
 ) -> None:
-    with pytest.raises(InputError, match=name) as refused:
-        scaffold_of(with_template(text), **options)
-    assert "\n" not in str(refused.value)
+    with pytest.raises(InputError, match=name):
+        scaffold_of(with_template(text))

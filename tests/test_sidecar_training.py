@@ -87,11 +87,9 @@ def test_rewards_are_the_models_and_a_killed_server_changes_nothing(
     lines = learned(whole)
     assert len(lines) == STEPS
     assert lines[-1]["llm/answers"] > STEPS
-    assert lines[-1]["llm/tokens_out"] >= lines[-1]["llm/answers"]
     assert lines[-1]["llm/failures"] == 0
     # Gibberish without a letter is no answer; it is masked.
     assert all(line["train/unscored_share"] <= 0.5 for line in lines)
-    assert all(0 <= line["train/return"] < 1 for line in lines)
     # A server that the run starts itself is killed after the first loss.
     started = {"python": PYTHON, "model": folder, "max_model_len": ROOM, "dtype": "float32"}
     started |= {"arguments": str(ON_CPU)}
@@ -131,12 +129,7 @@ def publishing(calling: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
 def test_adapters_are_published_a_step_later(
     publishing: Server, calling: Path, commands: Commands, tmp_path: Path
 ) -> None:
-    given = (
-        *RLVR,
-        *asks(publishing),
-        f"--config.model.path={calling}",
-        "--config.tools.staleness=1",
-    )
+    given = (*RLVR, *asks(publishing), f"--config.model.path={calling}")
     commands.succeed("train", *given, f"--workdir={tmp_path}")
     lines = learned(tmp_path)
     assert [line["step"] for line in lines] == [1, 2, 3]

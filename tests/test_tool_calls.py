@@ -96,36 +96,28 @@ def hermes(arguments: str) -> str:
     return f'<tool_call>{{"name": "complete", "arguments": {arguments}}}</tool_call>'
 
 
-def assert_short(message: str, named: str) -> None:
-    assert named in message
-    assert len(message.splitlines()) == 1
-    assert len(message) < 200
+def assert_short(found: object, named: str) -> None:
+    assert isinstance(found, Malformed)
+    assert named in found.message
+    assert len(found.message.splitlines()) == 1
+    assert len(found.message) < 200
 
 
 @pytest.mark.parametrize(
     ("form", "text", "named"),
     [
         (HERMES, hermes('{"a": NaN}'), "JSON"),
-        (HERMES, hermes(f'{{"a": {"9" * 5000}}}'), "JSON"),
         (HERMES, hermes('{"a": {"b<|im_end|>": 1, "b<|im_end|>": 2}}'), '"b< |im_end|>"'),
         (HERMES, hermes('{"a": ' * 10**5), "deep"),
         (HERMES, hermes("null"), '"arguments"'),
-        (HERMES, '<tool_call>{"name": 3, "arguments": {}}</tool_call>', "integer"),
-        (HERMES, "<tool_call>", "JSON"),
         (HERMES, HERMES_CALL.replace("}}", "}} }"), "</tool_call>"),
         (LLAMA, '{"answer": "Rome"}', '"parameters"'),
-        (LLAMA, "<|python_tag|>search('Rome')", "JSON"),
         (LLAMA, f"I search. {LLAMA_CALL}", "text"),
     ],
 )
 def test_a_malformed_call_has_a_short_message(form: str, text: str, named: str) -> None:
     (found,) = read_calls(text, form)
-    assert isinstance(found, Malformed)
-    assert_short(found.message, named)
-
-
-SEARCHED: dict[str, Any] = {"query": "a"}
-ENDED: dict[str, Any] = {"final_answer": ""}
+    assert_short(found, named)
 
 
 @pytest.mark.parametrize(
@@ -133,35 +125,28 @@ ENDED: dict[str, Any] = {"final_answer": ""}
     [
         ("<|x|>\n" * 50, {}, "< |x|> < |x"),
         ("complete", {"k": 1}, '"k"'),
-        ("complete", ENDED, "cited_doc_ids"),
-        ("retrieve_documents", {"query": None}, "query"),
-        ("retrieve_documents", SEARCHED | {"top_n": True}, "top_n"),
-        ("retrieve_documents", SEARCHED | {"top_n": float("inf")}, "top_n"),
-        ("retrieve_documents", SEARCHED | {"top_n": 0}, "top_n"),
-        ("complete", ENDED | {"cited_doc_ids": [7]}, "cited_doc_ids"),
+        ("complete", {"final_answer": ""}, "cited_doc_ids"),
+        ("retrieve_documents", {"query": "a", "top_n": True}, "top_n"),
+        ("retrieve_documents", {"query": "a", "top_n": 0}, "top_n"),
+        ("complete", {"final_answer": "", "cited_doc_ids": [7]}, "cited_doc_ids"),
     ],
 )
 def test_a_wrong_call_has_a_short_message(name: str, arguments: dict[str, Any], named: str) -> None:
-    found = check_call(ToolCall(name, arguments), TOOLS)
-    assert isinstance(found, Malformed)
-    assert_short(found.message, named)
+    assert_short(check_call(ToolCall(name, arguments), TOOLS), named)
 
 
-def test_a_whole_number_is_an_integer() -> None:
+def test_what_models_mean_is_repaired() -> None:
+    """Whole numbers with a point, and halves of surrogate pairs."""
     whole = check_call(ToolCall("retrieve_documents", {"query": "", "top_n": 2.0}), TOOLS)
     assert isinstance(whole, ToolCall)
     assert repr(whole.arguments["top_n"]) == "2"
+    for form, call in CALLS.items():
+        (found,) = read_calls(call.replace("Rome", "\\ud800"), form)
+        assert found == ToolCall("retrieve_documents", {"query": "\ufffd"})
 
 
-@pytest.mark.parametrize("form", FORMATS)
-def test_halves_of_surrogate_pairs_are_repaired(form: str) -> None:
-    (found,) = read_calls(CALLS[form].replace("Rome", "\\ud800"), form)
-    assert found == ToolCall("retrieve_documents", {"query": "\ufffd"})
-
-
-@pytest.mark.parametrize("form", FORMATS)
-def test_the_schemas_of_all_tools_are_shown(form: str) -> None:
-    text = describe(TOOLS, form)
-    assert all(json.dumps(each) in text for each in TOOLS)
+def test_the_schemas_of_all_tools_are_shown() -> None:
+    for form in FORMATS:
+        assert all(json.dumps(each) in describe(TOOLS, form) for each in TOOLS)
     schema = RETRIEVE["function"]["parameters"]
     assert (schema["type"], schema["required"]) == ("object", ["query"])

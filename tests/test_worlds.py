@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import re
 from typing import Any
 
 import pytest
 
 from examples.worlds.records import records
-from examples.worlds.scripts import bridge_question, renaming, talkative_question
-from examples.worlds.world import Entity, Puzzle, invented_word, puzzle_at
-from qrag_jax.data.sample import Draw, Sample, fingerprint
+from examples.worlds.scripts import bridge_question
+from examples.worlds.world import Entity, Puzzle, puzzle_at
+from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import parse_own
 from qrag_jax.errors import InputError
 
 MIXED: dict[str, Any] = {"comparison": 0.4}
-FINGERPRINT = "4fd3cddf882500fa"  # of the first 25 questions of training
-SCRIPTS = "ff723f06845f977e"  # of the first 25 bridge and talkative questions
 
 
 def puzzles(count: int, split: Any = "train", **world: Any) -> list[Puzzle]:
@@ -41,43 +37,26 @@ def invented_words(puzzle: Puzzle) -> set[str]:
 def test_a_sample_holds_what_is_asked_for() -> None:
     for sample in samples("dev", 60, **MIXED):
         assert len(set(sample.chunks)) == len(sample.chunks) == 10
-        assert 2 <= len(sample.support) <= 4
-        assert sample.support == tuple(sorted(set(sample.support)))
-        assert sample.question.endswith("?")
+        assert 2 <= len(set(sample.support)) == len(sample.support) <= 4
         assert "{" not in sample.question + "".join(sample.chunks)
     assert all(len(s.chunks) == 25 for s in samples("train", 20, hops=(4,), chunks=25))
-    for fields in ({"hops": (1, 2)}, {"hops": (3,), "chunks": 4}, {"seed": -1}):
-        with pytest.raises(InputError, match="no question"):
-            puzzle_at("train", 0, **fields)
+    with pytest.raises(InputError):
+        puzzle_at("train", 0, hops=(3,), chunks=4)
 
 
-def test_draws_are_those_written_down() -> None:
-    """Fixed numbers: a change of numpy or of the drawing code would make other data silently."""
-    draw = Draw(seed=5, stream=1, index=17)
-    assert [draw.below(1000) for _ in range(6)] == [971, 879, 329, 564, 541, 718]
-    assert [invented_word(draw, 1, 2) for _ in range(3)] == ["Drarmind", "Thenend", "Riassond"]
-    assert fingerprint(samples("train", 25, **MIXED)) == FINGERPRINT
-    every = {s.question for s in (*samples("train", 10), *samples("train", 10, seed=1))}
-    assert len(every) == 20
-    scripted = [f(0, "train", i) for f in (bridge_question, talkative_question) for i in range(25)]
-    written = json.dumps([dataclasses.astuple(each) for each in scripted])
-    written += "".join(map(renaming(draw), written.split()))
-    assert hashlib.sha256(written.encode()).hexdigest()[:16] == SCRIPTS
+def test_draws_depend_on_the_seed() -> None:
+    """Which data they make is held by the numbers of trainings in tests/pinned."""
+    first, again, other = (samples("train", 10, seed=seed) for seed in (0, 0, 1))
+    assert first == again
+    assert not {s.question for s in first} & {s.question for s in other}
 
 
 def test_train_and_dev_share_no_invented_word() -> None:
-    """By construction: so many of the 10^5 words that a split by luck would overlap."""
-    words = []
-    for stream in (0, 1):
-        draw = Draw(0, stream, 0)
-        words.append({invented_word(draw, stream, 2) for _ in range(10_000)})
-        assert len(words[stream]) > 9000
-    assert not words[0] & words[1]
     train, dev = (
         set().union(*(invented_words(p) for p in puzzles(150, split, **MIXED)))
         for split in ("train", "dev")
     )
-    assert len(train) > 3000
+    assert len(train) > 1000
     assert not train & dev
     every = " ".join(text for s in samples("dev", 150, **MIXED) for text in (*s.chunks, s.question))
     assert not {w.lower() for w in train} & set(re.findall(r"[a-z0-9]+", every.lower()))

@@ -124,24 +124,6 @@ def test_updates_equal_ours(sort: bool) -> None:
 # ------------------------------------------------------------------------------ other cases
 
 
-@pytest.mark.nightly
-def test_harr_learns_as_pytorch_with_peft(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The suite's own comparison; each program is called once, and no time is read."""
-    pytest.importorskip("peft", reason="peft, the adapters of the peer, is missing")
-    from benchmarks.speed.harr import harr_cases
-
-    def called(programs: Any, rounds: int) -> dict[str, measure.Timing]:
-        for program in programs.values():
-            program(0)
-        return {name: measure.Timing([1.0], 0.0) for name in programs}
-
-    monkeypatch.setattr(measure, "interleave", called)
-    found = list(harr_cases(Setting(quick=True, rounds=1, folder=tmp_path)))
-    assert [case.holds for case in found if case.holds is not None] == [True, True]
-    assert abs(float(found[0].details["ours"])) > 1e-4  # else a loss of zero would agree
-    assert float(found[0].details["clipped share of the ratios"]) > 0
-
-
 def test_a_case_is_beside_the_fastest_peer(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = {OURS: [1.0, 2.0, 4.0], "slow": [9.0, 9.0, 9.0], "fast": [3.0, 4.0, 4.0]}
     timings = {name: measure.Timing(each, 0.5) for name, each in seconds.items()}

