@@ -14,6 +14,7 @@ from qrag_jax.runtime.whole_files import log_locks
 from tests.entry_points import Commands, json_lines, refusal
 from tests.llm.model_server import Call, ModelServer, Reply
 from tests.retrieval_logs import played_rows, write_log
+from tests.support.worlds import write_lines
 
 ROWS = [
     dataclasses.replace(
@@ -61,8 +62,7 @@ def test_answers_scores_and_goes_on(
 ) -> None:
     """Failures, torn rows and verdicts are those of `evaluators/test_answers.py`."""
     out, data = tmp_path / "answers.jsonl", tmp_path / "dev.jsonl"
-    records = [{"_id": row.id, "answer": row.answer, "type": "bridge"} for row in ROWS]
-    data.write_text("".join(json.dumps(record) + "\n" for record in records))
+    write_lines(data, [{"_id": r.id, "answer": r.answer, "type": "bridge"} for r in ROWS])
     given = (*options(server, log, out), f"--data={data}", "--metric=squad", "--judge")
     commands.succeed("answer", *given, "--samples=4")
     assert [row["id"] for row in json_lines(out)] == [row.id for row in ROWS[:4]]

@@ -9,26 +9,23 @@ blocks are one program.
 from __future__ import annotations
 
 import functools
-import importlib.util
-import json
+import importlib
+import itertools
 import os
 import re
 import shlex
 import shutil
 import subprocess
 import sys
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from absl import flags
-from ml_collections import config_flags
 
 from qrag_jax.__main__ import COMMANDS
-from qrag_jax.answer import answer_settings
-from tests.entry_points import FLOAT32, ROOT, SHARED, Commands
+from tests.entry_points import FLOAT32, ROOT, SHARED, Commands, json_lines
+from tests.support.worlds import record_of, write_lines
 
 PAGES = (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
 _BLOCK = re.compile(
@@ -66,7 +63,6 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 WRITTEN = re.compile(r"^cat > (\S+) <<'EOF'\n(.*?\n)EOF\n", re.M | re.S)
 ENDS = ("&&", "||", "|", ";", "&", ">")
 OF_LAUNCHERS = {"launch/slurm.sbatch": "train", "launch/sidecar.sh": "serve_llm"}
-SIDECAR_CONFIG = "configs/quickstart.py"  # what launch/sidecar.sh takes by itself
 
 
 @functools.cache
@@ -97,16 +93,12 @@ def test_links_files_and_fields_exist(page: Path) -> None:
 
 
 def simple_commands(text: str) -> Iterator[list[str]]:
-    """The words of each command of a shell block, without assignments before it."""
+    """The words of each command of a shell block."""
     for line in WRITTEN.sub("", text).replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
-        while words:
-            cut = next((i for i, word in enumerate(words) if word in ENDS), len(words))
-            one, words = words[:cut], words[cut + 1 :]
-            while one and re.fullmatch(r"[A-Z_]+=.*", one[0]):
-                one = one[1:]
-            if one:
-                yield one
+        for is_end, command in itertools.groupby(words, lambda word: word in ENDS):
+            if not is_end:
+                yield [*command]
 
 
 def of_ours(words: list[str]) -> tuple[str, list[str]] | None:
@@ -135,38 +127,17 @@ def known_flags(commands: Commands) -> Callable[[str], set[str]]:
 
 
 def check_ours(name: str, words: list[str], known: set[str]) -> None:
-    """Flags, config and fields."""
+    """Flags, configs and fields."""
     for word in words:
-        flag = word.removeprefix("--").partition("=")[0]
-        if word.startswith("--") and "." not in flag:
+        flag, _, value = word.removeprefix("--").partition("=")
+        field = re.sub(r"data\.sources\.\w+", "data.sources.NAME", flag).removeprefix("config.")
+        if word.startswith("--config=configs/"):
+            path, _, variant = value.partition(":")
+            importlib.import_module(f"configs.{Path(path).stem}").get_config(variant)
+        elif word.startswith("--") and "." in flag:
+            assert field in known_fields(), f"no config has {word}"
+        elif word.startswith("--"):
             assert flag in known or flag.removeprefix("no") in known, f"{name} has no --{flag}"
-    fields = [w for w in words if re.match(r"--(config|llm)\.", w) and not w.endswith("=…")]
-    files = [w.partition("=")[2] for w in words if w.startswith("--config=")]
-    files += [SIDECAR_CONFIG] if name == "serve_llm" and not files else []
-    if files or name == "answer":
-        kind, config = "llm", answer_settings()
-        for path, _, variant in (file.partition(":") for file in files):
-            module = importlib.import_module(f"configs.{Path(path).stem}")
-            kind, config = "config", module.get_config(variant)
-        line, parser = ["command", *fields], flags.FlagValues()
-        config_flags.DEFINE_config_dict(kind, config, flag_values=parser, sys_argv=line)
-        parser(line)
-    else:  # those of a run
-        names = {field.partition("=")[0].removeprefix("--config.") for field in fields}
-        assert names <= known_fields(), names - known_fields()
-
-
-def check_other(words: list[str]) -> None:
-    """Suites, targets of make, extras and launchers."""
-    text = " ".join(words)
-    for suite in re.findall(r"benchmarks --suite (\w+)", text):
-        assert importlib.util.find_spec(f"benchmarks.{suite}")
-    for target in (word for word in words[1:] if words[0] == "make" and "=" not in word):
-        assert re.search(rf"^{target}( [\w-]+)*:", (ROOT / "Makefile").read_text(), re.M), target
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    for names in re.findall(r"\[([\w,]+)\]", text if "pip install" in text else ""):
-        assert set(names.split(",")) <= extras["optional-dependencies"].keys()
-    assert all((ROOT / word).is_file() for word in words if word.startswith("launch/"))
 
 
 @every_page
@@ -175,7 +146,6 @@ def test_commands_flags_and_fields_exist(
 ) -> None:
     for block in (block for block in blocks(page) if block.language == "sh"):
         for words in simple_commands(block.text):
-            check_other(words)
             if ours := of_ours(words):
                 name, rest = ours
                 assert name in COMMANDS, words
@@ -217,31 +187,23 @@ def provided(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Pa
         shutil.copytree(run, folder / "runs" / name)
     commands.succeed("export", f"--workdir={run}", f"--out={folder / 'exported'}")
     (log,) = run.glob("eval/best-*/eval_seed42.jsonl")
-    rows = [json.loads(line) for line in log.read_text().splitlines()]
-    write(folder / "HELD_OUT" / log.name, rows[::2])  # no question is in both
-    write(folder / "TEST" / log.name, rows[1::2])
-    write(folder / "LOG", rows)
+    rows = json_lines(log)
+    write_lines(folder / "HELD_OUT" / log.name, rows[::2])  # no question is in both
+    write_lines(folder / "TEST" / log.name, rows[1::2])
+    write_lines(folder / "LOG", rows)
     passages = [{"id": str(i), "title": "", "text": text} for i, text in enumerate(PASSAGES)]
-    write(folder / "corpus.jsonl", passages)
-    write(folder / "questions.jsonl", [{"id": "1", "question": QUESTION}])
+    write_lines(folder / "corpus.jsonl", passages)
+    write_lines(folder / "questions.jsonl", [{"id": "1", "question": QUESTION}])
     index = (f"--corpus={folder / 'corpus.jsonl'}", f"--index={folder / 'my-index'}")
     commands.succeed("index", *index, f"--encoder={folder / 'exported'}")
-    context = [[str(i), [text]] for i, text in enumerate(PASSAGES)]
-    facts = {"answer": "Oslo", "supporting_facts": [["0", 0], ["2", 0]], "context": context}
+    context = [(str(i), [text]) for i, text in enumerate(PASSAGES)]
     own = {"passages": PASSAGES, "support": [0, 2]}
     for split in ("train", "dev"):
         asked = [f"{QUESTION} ({split} {i})" for i in range(4)]
-        write(
-            folder / "FOLDER" / f"{split}.jsonl",
-            [{"_id": q, "question": q, **facts} for q in asked],
-        )
-        write(folder / "NAMED" / f"{split}.jsonl", [{"query": q, **own} for q in asked])
+        rows = [record_of("hotpotqa", q, q, "Oslo", context, [0, 2]) for q in asked]
+        write_lines(folder / "FOLDER" / f"{split}.jsonl", rows)
+        write_lines(folder / "NAMED" / f"{split}.jsonl", [{"query": q, **own} for q in asked])
     return folder
-
-
-def write(path: Path, rows: list[dict[str, object]]) -> None:
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 @every_page
@@ -254,11 +216,8 @@ def test_a_reader_can_run_the_page(
     for name, words in (("python", ""), ("qrag", " -m qrag_jax")):
         (programs / name).write_text(f'#!/bin/sh\nexec {sys.executable}{words} "$@"\n')
         (programs / name).chmod(0o755)
-    installed = bool(os.environ.get("QRAG_READ_INSTALLED"))  # else the checkout is used
-    paths = {
-        "PATH": f"{programs}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": "" if installed else str(ROOT),
-    }
+    path = f"{programs}{os.pathsep}{os.environ['PATH']}"
+    paths = {"PATH": path, "PYTHONPATH": str(ROOT)}
     environment = {**commands.environment, **paths, "HAYSTACK_TELEMETRY_ENABLED": "False"}
 
     def program(*words: str) -> str:

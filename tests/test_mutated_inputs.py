@@ -1,13 +1,11 @@
-"""Readers of models, replies and requests, on damaged inputs: a value, or a one-line error.
+"""Readers of models, replies and texts, on damaged inputs: a value, or a one-line error.
 
-Formats of data are damaged in `conformance/test_sources.py`. A reader is tested by a line in
-`READERS`, with a small sound sample. What is damaged depends on its name alone, so that a fault can
-be had again.
+Formats of data are damaged in `conformance/test_sources.py`. What is damaged is drawn from a fixed
+seed, so that a fault can be had again.
 """
 
 from __future__ import annotations
 
-import asyncio
 import codecs
 import contextlib
 import functools
@@ -17,12 +15,10 @@ import random
 import resource
 import shutil
 import signal
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import httpx
 import jax
 import numpy as np
 import pytest
@@ -40,26 +36,11 @@ from qrag_jax.models.files.sentence_transformers import write_modules
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.pretrained import load_encoder, load_language_model
-from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.boolean_search import parse_boolean
-from qrag_jax.retrieval.multi_step import SingleStepSearch
-from qrag_jax.serving.app import make_app
-from qrag_jax.serving.searcher import Searcher, Worker
-from tests.serving.served import words_index
 
 FEW = 4  # mutants of each file or text
 SECONDS = 30  # for one input
 MEMORY, DEEP, HUGE = 2**30, 100_000, 2**34  # bytes beyond those in use, brackets, a sparse file
-
-
-class Reader(NamedTuple):
-    """A reader of files or of texts, with a sound sample of them."""
-
-    name: str
-    sample: Callable[[], dict[str, bytes]] | tuple[str, ...]
-    read: Callable[[Any], Any]  # of the folder or a text; it uses what it reads as programs do
-    damaged: tuple[str, ...] = ()  # the files that are; (): all
-    mapped: bool = False  # its files are mapped, which takes addresses and no memory
 
 
 # ---------------------------------------------------------------- what is damaged
@@ -181,11 +162,11 @@ def limited(further: int = 0) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_AS, before)
 
 
-def check(reader: Reader, sample: Any) -> None:
+def check(read: Callable[[Any], Any], sample: Any, further: int) -> None:
     """Reads a damaged sample: a value, or an error of one line."""
     try:
-        with limited(HUGE if reader.mapped else 0):
-            reader.read(sample)
+        with limited(further):
+            read(sample)
     except InputError as error:
         said = str(error)
         assert said.strip(), "an empty sentence"
@@ -193,79 +174,90 @@ def check(reader: Reader, sample: Any) -> None:
         assert len(said) <= 4_000
 
 
-# ---------------------------------------------------------------- the readers
+# ---------------------------------------------------------------- folders of models
 
 TEXTS = ["Oslo is the capital of Norway.", "Ada Berg was born in Oslo.", "The fjord is long."]
+WEIGHTS = ("config.json", "model.safetensors")
+OF_MODEL = (*WEIGHTS, "tokenizer.json", "tokenizer_config.json")
+MODULES = (*WEIGHTS, "modules.json", "config_sentence_transformers.json")
 
 
-@functools.cache
-def model_files(kind: str) -> dict[str, bytes]:
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        if kind == "language model":
-            sizes = dict(hidden=16, layers=1, heads=2, key_heads=1, intermediate=16, head_dim=8)
-            config = TinyLMConfig(vocab=300, positions=64, **sizes)
-            write_tiny_lm(folder, TEXTS, config, seed=0)
-        else:
-            make_scratch_folder(folder, TEXTS, ScratchConfig(1, 8, 2, 80, 32), 0)
-            more = {"pooling": "mean", "normalise": True, "scale": 1.0, "pooler": False}
-            write_modules(folder, width=8, max_tokens=32, **more)
-        files = (path for path in folder.rglob("*") if path.is_file())
-        return {str(path.relative_to(folder)): path.read_bytes() for path in files}
+def write_language_model(folder: Path) -> None:
+    sizes = dict(hidden=16, layers=1, heads=2, key_heads=1, intermediate=16, head_dim=8)
+    write_tiny_lm(folder, TEXTS, TinyLMConfig(vocab=300, positions=64, **sizes), seed=0)
 
 
-def read_lm(folder: Path) -> None:
+def read_language_model(folder: Path) -> None:
     loaded = load_language_model(folder)
     loaded.tokenizer("Where is Oslo?")
     jax.tree.map(np.asarray, loaded.params)
+
+
+def write_encoder(folder: Path) -> None:
+    make_scratch_folder(folder, TEXTS, ScratchConfig(1, 8, 2, 80, 32), 0)
+    more = {"pooling": "mean", "normalise": True, "scale": 1.0, "pooler": False}
+    write_modules(folder, width=8, max_tokens=32, **more)
 
 
 def read_encoder(folder: Path) -> None:
     jax.tree.map(np.asarray, load_encoder(folder).params)
 
 
-@functools.cache
-def worker() -> tuple[Worker, Any]:
-    """A worker over a real index of words, and the owner of its folder, who removes it."""
-    owner = tempfile.TemporaryDirectory()
-    search = SingleStepSearch(BM25Index.build(words_index(Path(owner.name))))
-    found = Worker(lambda: Searcher(search))
-    found.start()
-    found.await_loaded()
-    return found, owner
+@pytest.mark.parametrize(
+    ("write", "read", "names", "further"),
+    [
+        (write_language_model, read_language_model, OF_MODEL, 0),
+        # Its files are mapped, which takes addresses and no memory.
+        (write_encoder, read_encoder, MODULES, HUGE),
+    ],
+)
+def test_a_damaged_model_is_read_or_refused(
+    write: Any, read: Any, names: tuple[str, ...], further: int, tmp_path: Path
+) -> None:
+    sound, damaged, draw = tmp_path / "sound", tmp_path / "damaged", random.Random(0)
+    write(sound)
+    read(sound)
+    for name in names:
+        data = mutants((sound / name).read_bytes(), draw, name)
+        of_bytes = [lambda path, mutant=mutant: path.write_bytes(mutant) for mutant in data]
+        for damage in (*of_bytes, *FILE_DAMAGES):
+            shutil.rmtree(damaged, ignore_errors=True)
+            shutil.copytree(sound, damaged)
+            (damaged / name).unlink()
+            damage(damaged / name)
+            check(read, damaged, further)
 
 
-def served(path: str) -> Callable[[str], None]:
-    async def ask(text: str) -> tuple[int, Any]:
-        transport = httpx.ASGITransport(make_app(worker()[0], only_here=True))
-        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
-            body = text.encode("utf-8", "surrogatepass")
-            headers = {"Content-Type": "application/json"}
-            answer = await client.post(path, content=body, headers=headers)
-            return answer.status_code, answer.json()
+# ---------------------------------------------------------------- replies of servers
 
-    def read(text: str) -> None:
-        status, body = asyncio.run(ask(text))
-        assert status < 500, f"status {status}: {body}"
-        if status >= 400:
-            raise InputError(body["error"])
-
-    return read
+CHOICE = {"message": {"role": "assistant", "content": "Oslo"}, "finish_reason": "stop"}
+CHOICE |= {"logprobs": {"content": [{"token": "Oslo", "logprob": -0.5}]}, "token_ids": [1]}
+CHAT = {"model": "m", "choices": [CHOICE], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
+COMPLETION = {"choices": [{"text": "Oslo", "finish_reason": "length"}]}
+VECTORS = {"data": [{"index": 0, "embedding": [0.5, 1.0]}]}
 
 
-def reply(request: Any) -> Callable[[str], Any]:
-    def read(text: str) -> None:
-        if isinstance(outcomes.read_outcome(request, text, "v1"), Failure):
-            raise InputError("a failure")
+@pytest.mark.parametrize(
+    ("asked", "reply"),
+    [
+        (ChatRequest((("user", "Where?"),), model="m"), CHAT),
+        (CompletionRequest("Where?"), COMPLETION),
+        (EmbeddingRequest(((1, 2),)), VECTORS),
+    ],
+)
+def test_a_damaged_reply_is_an_outcome(asked: Any, reply: dict[str, Any]) -> None:
+    sound, draw = json.dumps(reply), random.Random(0)
+    assert not isinstance(outcomes.read_outcome(asked, sound, "v1"), Failure)
+    for data in mutants(sound.encode(), draw, "reply.json", 12):
+        text = data.decode("utf-8", "replace")
+        with limited():
+            outcomes.read_outcome(asked, text, "v1")
+            for status in (400, 413, 429, 500):
+                outcomes.read_error(status, text)
+            outcomes.retry_after({"retry-after": text})
 
-    return read
 
-
-def error_reply(text: str) -> None:
-    for status in (400, 413, 429, 500):
-        outcomes.read_error(status, text)
-    outcomes.retry_after({"retry-after": text})
-
+# ---------------------------------------------------------------- any text at all
 
 FIELDS: dict[str, Any] = {
     "query": {"type": "string"},
@@ -299,60 +291,6 @@ def answered(text: str) -> None:
     rag.read_evidence("where", text)
     rag.read_turn(Answer(text))
 
-
-CHOICE = {"message": {"role": "assistant", "content": "Oslo"}, "finish_reason": "stop"}
-CHOICE |= {"logprobs": {"content": [{"token": "Oslo", "logprob": -0.5}]}, "token_ids": [1]}
-CHAT = {"model": "m", "choices": [CHOICE], "usage": {"prompt_tokens": 5, "completion_tokens": 2}}
-SEARCH = {"questions": ["oslo"], "topk": 2, "steps": 1, "beam": 1, "where": {"page": [0, 1]}}
-RETRIEVE = {"queries": ["oslo", "fjord"], "topk": 2, "return_scores": True}
-COMPLETION = ('{"choices": [{"text": "Oslo", "finish_reason": "length"}]}',)
-VECTORS = ('{"data": [{"index": 0, "embedding": [0.5, 1.0]}]}',)
-WEIGHTS = ("config.json", "model.safetensors")
-OF_MODEL = (*WEIGHTS, "tokenizer.json", "tokenizer_config.json")
-MODULES = (*WEIGHTS, "modules.json", "config_sentence_transformers.json")
-READERS = [
-    Reader("a language model", lambda: model_files("language model"), read_lm, OF_MODEL),
-    Reader("an encoder", lambda: model_files("encoder"), read_encoder, MODULES, True),
-    Reader("a chat", (json.dumps(CHAT),), reply(ChatRequest((("user", "Where?"),), model="m"))),
-    Reader("a completion", COMPLETION, reply(CompletionRequest("Where?"))),
-    Reader("vectors", VECTORS, reply(EmbeddingRequest(((1, 2),)))),
-    Reader("an error", ('{"error": {"message": "busy"}}', "busy", "3"), error_reply),
-    Reader("/retrieve", (json.dumps(RETRIEVE),), served("/retrieve")),
-    Reader("/search", (json.dumps(SEARCH),), served("/search")),
-]
-
-
-@pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
-def test_a_damaged_input_is_read_or_refused(reader: Reader, tmp_path: Path) -> None:
-    draw = random.Random(reader.name)
-    if isinstance(reader.sample, tuple):
-        for text in reader.sample:
-            reader.read(text)  # the sound one
-            name = "text.json" if text.startswith("{") else "text"
-            for data in mutants(text.encode(), draw, name):
-                check(reader, data.decode("utf-8", "replace"))
-        return
-
-    def write() -> Path:
-        shutil.rmtree(tmp_path)
-        for name, data in files.items():
-            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-            (tmp_path / name).write_bytes(data)
-        return tmp_path
-
-    files = reader.sample()
-    reader.read(write())
-    for name in reader.damaged or files:
-        for data in mutants(files[name], draw, name):
-            (write() / name).write_bytes(data)
-            check(reader, tmp_path)
-        for damage in FILE_DAMAGES:
-            (write() / name).unlink()
-            damage(tmp_path / name)
-            check(reader, tmp_path)
-
-
-# ---------------------------------------------------------------- any text at all
 
 MARKS = (  # texts of these are near to what is read
     *("<think>", "</think>", "<answer>", "</answer>", '{"query": "', '"}', "{", "}", "[", "]"),

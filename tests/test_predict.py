@@ -13,8 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qrag_jax import predict
-from qrag_jax.errors import InputError
 from qrag_jax.metrics.row_log import read_record
 from qrag_jax.metrics.rows import HOPS
 from qrag_jax.retrieval.corpus import StoredCorpus
@@ -22,7 +20,7 @@ from qrag_jax.rollouts.trajectories import SamplingConfig
 from tests.entry_points import (
     COURSES,
     Commands,
-    assert_same_state,
+    assert_same_run,
     end,
     flags_of,
     json_lines,
@@ -34,6 +32,7 @@ from tests.entry_points import (
 from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
 from tests.llm.model_server import Call, ModelServer, Reply
 from tests.rollouts.token_setup import PolicyServer, write_calling_model
+from tests.support.worlds import record_of, write_lines
 
 QUESTIONS, DRAWS = 4, 2
 MAIN = f"last-{COURSES['rlvr'].steps}"
@@ -70,44 +69,35 @@ def test_predictions_without_a_run(commands: Commands, tmp_path: Path) -> None:
     given = (f"--out={file}", "--samples=2", "--sampled=2", "--retriever=golden")
     commands.succeed("predict", *COURSES["rlvr"].fields, *given)
     assert len(json_lines(file)) == 4
-    record = read_record(file)
-    assert record is not None
-    assert (record["retriever"], record["greedy"]) == ("golden", False)
+    assert read_record(file)["retriever"] == "golden"
 
 
 def test_scores_are_those_of_the_predictions(rlvr: Path) -> None:
     summary = json.loads((rlvr / "eval" / "summary.json").read_text())
     for retriever in ("bm25", "golden"):
-        ways = [*summary["scores"][retriever]]
-        assert len(ways) == 3  # the last weights, those after imitation, the untrained
-        assert list(summary["gains"][retriever]) == ways[1:]
+        # The last weights, those after imitation, the untrained.
+        assert len(summary["scores"][retriever]) == 3
         for way, scores in summary["scores"][retriever].items():
             rows = json_lines(rlvr / "eval" / summary["files"][retriever][way])
             assert len(rows) == QUESTIONS * DRAWS
-            for name in ("em", "f1", "recall"):
-                mean = np.mean([row["trajectory"]["parts"][name] for row in rows])
-                assert scores["all"][name]["mean"] == pytest.approx(mean)
-            mean = np.mean([row["reward"] for row in rows])
-            assert scores["all"]["reward"]["mean"] == pytest.approx(mean)
+            f1 = np.mean([row["trajectory"]["parts"]["f1"] for row in rows])
+            assert scores["all"]["f1"]["mean"] == pytest.approx(f1)
+            reward = np.mean([row["reward"] for row in rows])
+            assert scores["all"]["reward"]["mean"] == pytest.approx(reward)
     assert summary["questions"]["choosing"] == summary["questions"]["reported"] == QUESTIONS
 
 
 def test_what_does_not_go_together_is_refused(
     commands: Commands, rlvr: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(InputError, match="--config"):  # a run has a config of its own
-        predict.define_flags([COURSES["rlvr"].fields[0], "--workdir=run"])
-    workdir, config = tmp_path / "run", json.loads((rlvr / "config.json").read_text())
-    workdir.mkdir()
     for given, named in (
         (("evaluate", f"--workdir={rlvr}", "--retrievers=bm25,bm25"), "--retrievers"),
         (("predict", "--config=configs/hotpotqa.py:tiny", "--out=x.jsonl"), "q_rag"),
         (("index", f"--workdir={rlvr}"), str(rlvr)),
     ):
         assert named in refusal(commands.run(*given))
-    # A folder without a checkpoint.
-    (workdir / "config.json").write_text(json.dumps(config))
-    shutil.copytree(rlvr / "model", workdir / "model")
+    workdir = tmp_path / "run"
+    shutil.copytree(rlvr, workdir, ignore=shutil.ignore_patterns("checkpoints"))
     assert str(workdir) in refusal(commands.run("evaluate", f"--workdir={workdir}"))
 
 
@@ -120,29 +110,13 @@ def leret(scored: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactor
     return Path(shutil.copytree(scored("leret"), tmp_path_factory.mktemp("leret") / "run"))
 
 
-def test_all_weights_and_rules_are_scored(leret: Path) -> None:
-    summary = json.loads((leret / "eval" / "summary.json").read_text())
-    # The last weights, those after four stages, the untrained, two prompts, and two rules.
-    assert len(summary["scores"]) == 10
-    asked = summary["questions"]
-    assert (asked["choosing"], asked["reported"], asked["apart"]) == (1, 4, True)
-    rules = summary["scores"]["the question"]
-    assert (rules["read_tokens"], rules["sampled_tokens"]) == (0, 0)
-    # Hop 1 finds the first passage; the same query again finds nothing more.
-    assert rules["hop1/recall"] == rules["hop2/recall"]
-
-
 def test_questions_of_a_file_bring_their_passages(
     commands: Commands, leret: Path, tmp_path: Path
 ) -> None:
-    context = [["Plimp Mill", ["It is by Ada Quost."]], ["Ada Quost", ["Born in Vlimp."]]]
-    asked = {
-        **{"_id": "own", "question": "Where was the founder of Plimp Mill born?"},
-        **{"answer": "Vlimp", "supporting_facts": [[title, 0] for title, _ in context]},
-        **{"context": context, "type": "bridge", "level": "hard"},
-    }
-    questions, out = tmp_path / "questions.jsonl", tmp_path / "own.jsonl"
-    questions.write_text(json.dumps(asked) + "\n")
+    context = [("Plimp Mill", ["It is by Ada Quost."]), ("Ada Quost", ["Born in Vlimp."])]
+    where = "Where was the founder of Plimp Mill born?"
+    asked = record_of("hotpotqa", "own", where, "Vlimp", context, [0, 1])
+    questions, out = write_lines(tmp_path / "questions.jsonl", [asked]), tmp_path / "own.jsonl"
     given = (*of(leret), f"--questions={questions},hotpotqa,dev")
     assert "config.questions.dev" in refusal(commands.run("predict", *given))
     commands.succeed("predict", *given, f"--out={out}")
@@ -203,12 +177,8 @@ def test_killed_in_the_middle_of_rollouts_of_a_server(commands: Commands, tmp_pa
     folder, draw = write_calling_model(tmp_path / "model"), random.Random(0)
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     with PolicyServer.started(folder, SamplingConfig(engine="server", room=640)) as server:
-        given = (
-            "train",
-            *SERVED,
-            f"--config.model.path={folder}",
-            f"--config.llm.url={server.url}",
-        )
+        ours = (f"--config.model.path={folder}", f"--config.llm.url={server.url}")
+        given = ("train", *SERVED, *ours)
         commands.succeed(*given, f"--workdir={whole}")
         asked, reached = len(server.asked), threading.Event()
         left = [draw.randint(asked // 3, asked // 2)]
@@ -224,8 +194,7 @@ def test_killed_in_the_middle_of_rollouts_of_a_server(commands: Commands, tmp_pa
             assert process.poll() is None, process.communicate()
         assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
         commands.succeed(*given, f"--workdir={killed}")
-    assert_same_state(killed, whole, 4)
-    assert losses(killed) == losses(whole)
+    assert_same_run(killed, whole, 4)
 
 
 # ---------------------------------------------------------------------- environments of verifiers

@@ -107,19 +107,15 @@ def test_the_parts_make_what_the_template_makes_of_the_whole(
     for _ in range(40):
         messages = OPENING[rng.randrange(2) :]
         ids = scaffold.opening(messages)
-        assert ids.dtype == np.int32
         thinks = rng.random() < 0.5 and thinking is not False
         for _ in range(rng.randrange(1, 4)):
             said = random_turn(rng, thinks)
             cut = rng.random() < 0.3
             sampled = np.asarray(encoded(tokenizer, said) + [end_id] * (not cut), np.int32)
-            follows: Messages = tuple(
-                ("tool", random_words(rng)) for _ in range(rng.randrange(1, 4))
-            )
+            follows: Messages = (("tool", random_words(rng)),) * rng.randrange(1, 4)
             if scaffold.append_only and rng.random() < 0.3:
                 follows = (("user", random_words(rng)),)
             after = scaffold.after(sampled, follows)
-            assert after.dtype == np.int32
             assert (after[0] == end_id) == cut
             ids = np.concatenate([ids, sampled, after])
             messages += (("assistant", said), *follows)
@@ -151,7 +147,6 @@ def test_a_users_message_begins_a_segment_where_thoughts_are_dropped(with_templa
     opening = tokenizer.decode(scaffold.opening(messages))
     assert opening == whole(tokenizer, messages, True)
     assert "Hm" not in opening
-    assert "Eve." in opening
 
 
 def test_options_of_the_template(with_template: Make) -> None:
@@ -166,23 +161,16 @@ def test_options_of_the_template(with_template: Make) -> None:
     assert with_tools.kept == EMPTY_THINKING
 
 
-def changed(text: str, old: str, new: str) -> str:
-    assert old in text
-    return text.replace(old, new)
-
-
-REFUSE_TOOLS = (
-    "{%- for m in messages %}{%- if m.role not in ('system', 'user', 'assistant') %}"
-    "{{- raise_exception('no\\n such role') }}{%- endif %}{%- endfor %}"
-) + CHATML
-DROP_TOOLS = changed(CHATML, "for m in messages", "for m in messages if m.role != 'tool'")
-STRIP_ALWAYS = changed(CHATML, "m.content", "m.content.split('</think>')[-1].strip()")
+REFUSE_TOOLS = """
+{%- for m in messages %}
+    {%- if m.role == 'tool' %}{{- raise_exception('no\\n such role') }}{%- endif %}
+{%- endfor %}"""
 REFUSED = [
     ("", "chat template"),
-    (REFUSE_TOOLS, "tool"),
-    (DROP_TOOLS, "role tool"),
-    (changed(CHATML, "<|im_end|>", "<end>"), "'<'"),
-    (STRIP_ALWAYS, "thinking"),
+    (REFUSE_TOOLS + CHATML, "tool"),
+    (CHATML.replace("in messages", "in messages if m.role != 'tool'"), "role tool"),
+    (CHATML.replace("<|im_end|>", "<end>"), "'<'"),
+    (CHATML.replace("m.content", "m.content.split('</think>')[-1].strip()"), "thinking"),
 ]
 
 

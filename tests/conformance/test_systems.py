@@ -33,7 +33,8 @@ from qrag_jax.systems.q_rag_scoring import score_run
 from qrag_jax.systems.rlvr import score_language_model
 from qrag_jax.systems.saved_run import SavedRun, export
 from qrag_jax.systems.scoring import ScoreOptions
-from tests.entry_points import Commands, assert_same_state, metric_lines, refusal
+from tests.entry_points import Commands, assert_same_run, metric_lines, refusal
+from tests.support.worlds import write_lines
 from tests.systems.small_runs import SMALL, opened_run
 
 # A first stage of four steps, or of as many as there are; two of the next one.
@@ -110,16 +111,6 @@ def opened(trained: Trained, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         yield both
 
 
-def logged(workdir: Path) -> list[tuple[int, str, Any]]:
-    """All measures of losses, rewards and scores, but for those of time."""
-    return [
-        (line["step"], name, value)
-        for line in metric_lines(workdir)
-        for name, value in line.items()
-        if name.startswith(("train/", "eval/")) and "second" not in name
-    ]
-
-
 def host(tree: Any) -> list[np.ndarray]:
     plain = [x for x in jax.tree.leaves(tree) if hasattr(x, "dtype")]
     keys = jax.dtypes.prng_key
@@ -158,8 +149,7 @@ def test_resumed_is_uninterrupted_bit_for_bit(trained: Trained, tmp_path: Path) 
     lines = [json.dumps(line) for line in metric_lines(workdir) if line["step"] <= BEFORE]
     (workdir / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 5, "train/lo']))
     assert train.train(trained.config(), workdir) == 0
-    assert_same_state(workdir, trained.workdir, STEPS)
-    assert logged(workdir) == logged(trained.workdir)
+    assert_same_run(workdir, trained.workdir, STEPS)
 
 
 def test_another_config_does_not_go_on(trained: Trained, tmp_path: Path) -> None:
@@ -268,8 +258,8 @@ def test_an_export_is_what_was_trained(trained: Trained, exported: Path, tmp_pat
 
 def check_search(exported: Path, folder: Path) -> None:
     texts = [f"the {word} is long" for word in ("river", "winter", "clock", "garden")]
-    rows = [json.dumps({"id": f"p{n}", "text": text}) for n, text in enumerate(texts)]
-    (folder / "corpus.jsonl").write_text("\n".join(rows))
+    rows = [{"id": f"p{n}", "text": text} for n, text in enumerate(texts)]
+    write_lines(folder / "corpus.jsonl", rows)
     retriever = Retriever.load(exported)
     retriever.index(folder / "corpus.jsonl", folder / "index")
     hits = retriever.search("which river is long?")

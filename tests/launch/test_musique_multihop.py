@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.entry_points import ROOT
 from tests.environments.verifiers_pythons import needs_verifiers
 from tests.support.stored_episodes import DOCUMENTS, PROMPT, RUBRIC, SEED, TURNS, stored, stories
+from tests.support.worlds import write_lines
 
 PACKAGE = ROOT / "launch" / "musique_multihop"
 COUNT = 12
@@ -39,8 +40,7 @@ def test_its_rewards_are_ours_and_no_question_is_trained_on_and_scored(tmp_path:
     told, names = stories(COUNT), [f"q{number}" for number in range(60)]
     row = {"chunks": ["a", "b"], "support": [0], "answers": ["a"]}
     rows = [{"id": name, "question": f"{name}?", **row} for name in names]
-    data = tmp_path / "train.jsonl"
-    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    data = write_lines(tmp_path / "train.jsonl", rows)
     path = os.pathsep.join([str(ROOT), str(PACKAGE / "src")])
     done = subprocess.run(
         [sys.executable, "-c", PLAYS],

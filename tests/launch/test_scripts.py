@@ -74,7 +74,6 @@ trap 'echo "model stopped" >&2; exit 0' TERM
 echo "model $*" >&2
 [[ $* != *=broken* ]] || exit 3
 sleep 0.5
-while [[ $* == *=slow* ]]; do sleep 0.1; done
 echo "--config.llm.url=http://127.0.0.1:8100/v1 --config.llm.model=my model"
 while :; do sleep 0.1; done
 """
@@ -96,10 +95,9 @@ def test_the_command_is_told_where_the_model_is(tmp_path: Path) -> None:
     assert told.stderr.endswith("model stopped\n")
 
 
-def test_a_model_that_fails_or_no_command_ends_it(tmp_path: Path) -> None:
+def test_a_model_that_fails_ends_it(tmp_path: Path) -> None:
     told = ended(beside(tmp_path, "broken", "--", "echo", "ran"))
     assert (told.returncode, told.stdout) == (3, "")
-    assert ended(beside(tmp_path, "x")).returncode == 2
 
 
 def test_a_signal_ends_the_command_and_then_the_model(tmp_path: Path) -> None:
@@ -165,9 +163,7 @@ esac
 """
 
 
-def submitted(
-    folder: Path, tasks: str, *words: str, environment: dict[str, str] | None = None
-) -> subprocess.Popen[str]:
+def submitted(folder: Path, tasks: str, *words: str, **environment: str) -> subprocess.Popen[str]:
     """Starts the script as sbatch does, in a folder with the scripts; `tasks` do what they say."""
     (folder / "launch").symlink_to(LAUNCH)
     (folder / "tasks").write_text(tasks)
@@ -183,7 +179,7 @@ def submitted(
     return subprocess.Popen(
         ["bash", LAUNCH / "slurm.sbatch", *words],
         cwd=folder,
-        env=os.environ | own | (environment or {}),
+        env=os.environ | own | environment,
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -202,13 +198,13 @@ def submitted(
 def test_a_failure_queues_the_job_again_ten_times(
     tmp_path: Path, tasks: str, restarts: str, status: int, again: bool
 ) -> None:
-    told = ended(submitted(tmp_path, tasks, environment={"SLURM_RESTART_COUNT": restarts}))
+    told = ended(submitted(tmp_path, tasks, SLURM_RESTART_COUNT=restarts))
     assert told.returncode == status
     assert ("scontrol requeue 71" in told.stdout) == again
 
 
 def test_at_the_time_limit_all_tasks_save_and_the_job_is_queued_again(tmp_path: Path) -> None:
-    process = submitted(tmp_path, "wait wait", environment={"SLURM_RESTART_COUNT": "99"})
+    process = submitted(tmp_path, "wait wait", SLURM_RESTART_COUNT="99")
     assert process.stdout is not None
     assert {process.stdout.readline()[:7] for _ in range(2)} == {"task 0:", "task 1:"}
     found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
@@ -230,7 +226,7 @@ printf "%s|" "$@" >"task$SLURM_PROCID"
 """
     python = program(tmp_path / "other", model)
     given = {"SIDECAR_MODEL": "a b", "SIDECAR_DEVICES": "4,5", "QRAG_PYTHON": str(python)}
-    told = ended(submitted(tmp_path, "0 0", "--x", environment=given))
+    told = ended(submitted(tmp_path, "0 0", "--x", **given))
     assert told.returncode == 0, told.stderr
     flags = "-m|qrag_jax.train|--x|--hosts=auto|"
     url = "--config.llm.url=http://127.0.0.1:8100/v1|--config.llm.model=m|"

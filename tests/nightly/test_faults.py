@@ -23,17 +23,12 @@ from typing import NamedTuple
 import pytest
 
 from tests import entry_points
-from tests.entry_points import ROOT, assert_same_state, free_address, losses, metric_lines
+from tests.entry_points import ROOT, assert_same_run, free_address, losses
 
 pytestmark = pytest.mark.nightly
 
 KILLS = 6  # of each course
 PATIENCE, ORPHANS = 600.0, 30.0  # seconds for a run to end; for what a killed one leaves behind
-# Rates, and what has been counted since the start of a run that goes on.
-OF_START = (
-    *("speed/", "searches", "kept_search_share", "turns_per_batch", "failed_episodes"),
-    *("failed_tries", "broken_episodes"),
-)
 
 
 class Course(NamedTuple):
@@ -136,19 +131,6 @@ def finish(course: Course, workdir: Path, programs: Path) -> float:
     return time.monotonic() - run.began
 
 
-def assert_same(course: Course, workdir: Path, reference: Path) -> None:
-    assert_same_state(workdir, reference, course.steps)
-    rows, expected = (
-        [
-            {name: value for name, value in row.items() if not name.startswith(OF_START)}
-            for row in metric_lines(each)
-            if "speed/time_to_first_step" not in row
-        ]
-        for each in (workdir, reference)
-    )
-    assert rows == expected
-
-
 class Undisturbed(NamedTuple):
     """A course, its run that nothing disturbed, its compiled programs, and its seconds."""
 
@@ -197,7 +179,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
             assert left, "processes are left behind"
         run.end()
         finish(course, workdir, programs)
-        assert_same(course, workdir, reference)
+        assert_same_run(workdir, reference, course.steps)
         shutil.rmtree(workdir)
 
 
@@ -217,4 +199,4 @@ def test_a_run_on_a_full_disk_ends_in_a_sentence_and_goes_on(
         assert "Traceback" not in log
         assert not status or log.count("error: ") == 1, log
     finish(course, workdir, programs)
-    assert_same(course, workdir, reference)
+    assert_same_run(workdir, reference, course.steps)
