@@ -22,7 +22,6 @@ from mcp.client.stdio import stdio_client
 from starlette.testclient import TestClient
 
 from qrag_jax.retrieval.index_folder import IndexAt
-from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving import app
 from qrag_jax.serving.searcher import Searcher, Worker
 from qrag_jax.systems.retriever import open_plain
@@ -129,27 +128,6 @@ def test_a_signal_stops_it_when_what_waits_is_answered(commands: Commands, tmp_p
     assert not any(word in log.lower() for word in WORDS)
 
 
-def test_half_a_body_does_not_hold_the_end(index: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(app, "STOP_SECONDS", 0.1)
-    worker, stop = Worker(lambda: Searcher(open_plain(IndexAt(index)))), StopSignal()
-    served = app.make_app(worker, only_here=True)
-    with app.bound_socket("127.0.0.1", 0, exposed=False) as listening:
-
-        def client() -> None:
-            with socket.create_connection(listening.getsockname()) as sending:
-                head = "POST /search HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
-                sending.sendall(f"{head}Content-Type: application/json\r\n\r\n[".encode())
-                time.sleep(0.3)  # so that the rest is waited for
-                stop.requested = True
-                while sending.recv(1000):
-                    pass
-
-        asking = threading.Thread(target=client, daemon=True)
-        app.serve_http(served, listening, worker, stop, asking.start)
-    asking.join(LIMIT)
-    assert not asking.is_alive()
-
-
 def test_what_cannot_be_served(commands: Commands, index: Path, tmp_path: Path) -> None:
     own = f"--index={index}"
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -225,32 +203,19 @@ def test_a_client_finds_the_tool_and_searches(
 
 
 def test_a_signal_ends_it_while_its_client_reads_nothing(commands: Commands, index: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "qrag_jax.serve", "--mcp", f"--index={index}"],
-        cwd=ROOT,
-        env=commands.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
-    assert process.stdin is not None
-    assert process.stdout is not None
+    words = [sys.executable, "-m", "qrag_jax.serve", "--mcp", f"--index={index}"]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
     client = {"name": "test", "version": "1"}
     hello = {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": client}
     call = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": hello}
     line = json.dumps(call).encode() + b"\n"
-    os.write(process.stdin.fileno(), line)
-    assert json.loads(process.stdout.readline())["id"] == 1  # it has started
-    os.set_blocking(process.stdin.fileno(), False)
-    full = 0
-    while full < 5:  # half a second in which it takes nothing: both pipes are full
-        try:
-            os.write(process.stdin.fileno(), line)
-            full = 0
-        except BlockingIOError:
-            full += 1
-            time.sleep(0.1)
-    process.terminate()
-    assert process.wait(LIMIT) == 0  # its input is still open
-    with process.stdin, process.stdout:
-        pass
+    with subprocess.Popen(words, cwd=ROOT, env=commands.environment, **pipes) as process:
+        process.stdin.write(line)
+        assert json.loads(process.stdout.readline())["id"] == 1  # it has started
+        os.set_blocking(process.stdin.fileno(), False)
+        full = 0
+        while full < 5:  # half a second in which it takes nothing: both pipes are full
+            full = 0 if process.stdin.write(line) else full + 1
+            time.sleep(0.1 * bool(full))
+        process.terminate()
+        assert process.wait(LIMIT) == 0  # its input is still open

@@ -64,13 +64,7 @@ addEventListener("error", (event) => problems.push(event.message));
 addEventListener("securitypolicyviolation", (event) => problems.push(event.blockedURI));
 (async () => {
   const section = document.querySelector("section[data-kind=chunks]"), found = {};
-  const order = section.querySelectorAll("select")[2], search = section.querySelector("input");
-  order.value = "log";
-  order.dispatchEvent(new Event("change"));
-  found.all = section.querySelector("output").textContent;
-  section.querySelector("summary").click();
-  await wait(300);
-  found.first = section.querySelector("details").textContent;
+  const search = section.querySelector("input");
   search.value = "onerror";
   search.dispatchEvent(new Event("input"));
   await wait(1000);
@@ -80,7 +74,7 @@ addEventListener("securitypolicyviolation", (event) => problems.push(event.block
   found.hostile = section.querySelector("details").textContent;
   found.active = document.querySelectorAll("img, iframe, a, form, main script").length;
   found.requests = performance.getEntriesByType("resource").map((each) => each.name);
-  document.body.dataset.found = JSON.stringify({...found, problems, title: document.title});
+  document.body.dataset.found = JSON.stringify({...found, problems});
 })();
 """
 
@@ -101,7 +95,6 @@ def test_a_reader_opens_episodes_and_planted_markup_does_not_run(
     (tmp_path / "tokens.json").write_text(json.dumps({"kind": TOOL_EPISODES}))
     page = tmp_path / "page.html"
     commands.succeed("show", str(run), str(tmp_path / "tokens.jsonl"), f"--out={page}")
-    section = read_page(page)["sections"][0]
 
     # The reader's script is allowed besides the page's, by its digest.
     digest = base64.b64encode(hashlib.sha256(READER.encode()).digest()).decode()
@@ -115,11 +108,5 @@ def test_a_reader_opens_episodes_and_planted_markup_does_not_run(
     assert read is not None
     found = json.loads(html.unescape(read[1]))
     assert (found["problems"], found["requests"], found["active"]) == ([], [], 0)
-    assert found["title"].startswith("run, ")
-    assert "200" in found["all"]
-    for step in section["episodes"][0]["steps"]:
-        ((name, q, _, _),) = step["found"]
-        assert f"Q {q:.3f}" in found["first"]
-        assert section["pool"][name] in found["first"]
     assert "of 1 found, of 200" in found["few"]
     assert HOSTILE in found["hostile"]

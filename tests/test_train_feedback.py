@@ -12,9 +12,7 @@ import numpy as np
 import pytest
 
 from configs import hotpotqa
-from qrag_jax import train
 from qrag_jax.data.sample import Sample
-from qrag_jax.errors import InputError
 from tests.entry_points import (
     Commands,
     assert_same_state,
@@ -181,16 +179,6 @@ def test_failed_episodes_are_masked_and_too_many_pause_the_run(
     # What was not scored was not learned from.
     lost = sum(line["train/unscored_share"] * 8 for line in trained)
     assert trained[-1]["train/env_steps"] == (STEPS * 8 - round(lost)) * 2
-
-
-def test_a_reward_of_another_metric_asks_nothing(server: ModelServer, tmp_path: Path) -> None:
-    config = hotpotqa.get_config("tiny").unlock()
-    config.reward.name = "babilong_em"
-    config.llm.update(url=server.url, model="tiny")
-    with pytest.raises(InputError, match="metric"):
-        train.train(config, tmp_path / "run")
-    assert server.calls == []
-    assert not (tmp_path / "run" / "config.json").exists()
 
 
 def test_answers_that_cannot_be_read_end_the_run(

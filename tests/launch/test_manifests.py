@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.launch.scripts import LAUNCH, program
+from tests.launch.test_scripts import LAUNCH, program
 
 
 def text_of(name: str, changed: bool) -> str:
