@@ -95,7 +95,7 @@ def trained(commands: Commands) -> Callable[[str], Path]:
 
 @pytest.fixture(scope="session")
 def scored(commands: Commands, trained: Callable[[str], Path]) -> Callable[[str], Path]:
-    """A scored copy of it; what `evaluate` printed is in `evaluate.txt`."""
+    """A scored copy of it."""
 
     def run(system: str) -> Path:
         workdir = commands.folder / "scored" / system / "run"
@@ -104,7 +104,7 @@ def scored(commands: Commands, trained: Callable[[str], Path]) -> Callable[[str]
             shutil.copytree(trained(system), workdir)
             dtype = [FLOAT32] if system == "q_rag" else []
             words = (f"--workdir={workdir}", "--checkpoint=last", *COURSES[system].scoring, *dtype)
-            (workdir / "evaluate.txt").write_text(commands.succeed("evaluate", *words))
+            commands.succeed("evaluate", *words)
 
         return once(workdir, score)
 
@@ -135,10 +135,7 @@ def exported(
 ) -> Path:
     """Its towers and `retriever.json`, as the command exports them."""
     out = tmp_path_factory.mktemp("exported") / "deep" / "out"
-    arguments = (f"--workdir={scored_run}", f"--out={out}", "--checkpoint=last")
-    told = commands.succeed("export", *arguments)
-    names = ("chunk", "state", "README.md", "retriever.json")
-    assert told.splitlines() == [str(out / name) for name in names]
+    commands.succeed("export", f"--workdir={scored_run}", f"--out={out}", "--checkpoint=last")
     assert sorted(path.name for path in out.parent.iterdir()) == ["out"]  # nothing half made
     return out
 

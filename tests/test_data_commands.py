@@ -119,12 +119,3 @@ def test_files_that_cannot_be_validated(tmp_path: Path, commands: Commands) -> N
     ):
         words = (f"--source={source}", f"--path={given}")
         assert name in refusal(commands.run("validate_data", *words))
-
-
-def test_validated_story_files(tmp_path: Path, commands: Commands) -> None:
-    arguments = ("validate_data", "--source=babilong", f"--path={tmp_path}")
-    text = "1 Ada went to the hall.\n2 Bo went out.\n3 Where is Ada?\thall\t1\n"
-    (tmp_path / "qa1_train.txt").write_text(text * 2)
-    assert "2 questions" in commands.succeed(*arguments)
-    (tmp_path / "qa20_train.txt").write_text(text.replace("\t1\n", "\t9\n"))
-    assert "qa20_train.txt" in refusal(commands.run(*arguments))

@@ -157,6 +157,8 @@ def test_a_run_and_its_export_find_the_same(
     assert told[::3] == questions
     printed = [line.split()[2] for at, line in enumerate(told) if at % 3]
     assert printed == [name for each in ids for name in each]
+    by_words = commands.succeed("search", f"--index={index}", "--k=2", "T3 T3").splitlines()
+    assert by_words[1].split()[2] == "p3"
 
     queries, out = tmp_path / "queries.jsonl", tmp_path / "deep" / "hits.jsonl"
     names = ({"_id": "q0", "text": questions[0]}, {"query": questions[1]})
@@ -172,11 +174,6 @@ def test_a_run_and_its_export_find_the_same(
         (hit,) = row["hits"]
         assert hit | {"score": 0} == hits[0]._asdict() | {"score": 0}
         assert hit["score"] == pytest.approx(hits[0].score, abs=2e-5)
-
-
-def test_words(index: Path, commands: Commands) -> None:
-    words = commands.succeed("search", f"--index={index}", "--k=2", "T3 T3").splitlines()
-    assert words[1].split()[2] == "p3"
 
 
 def test_bad_input(

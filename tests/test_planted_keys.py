@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.entry_points import SHARED, Commands, metric_lines, refusal
+from tests.entry_points import SHARED, Commands, refusal
 from tests.llm.model_server import Call, ModelServer, Reply
 from tests.llm.stand_in import StandIn, family, model_folder, running, stand_in, wait_until
 
@@ -85,7 +85,6 @@ def test_a_training_with_a_server_that_repeats_the_key(
     assert sent == {f"Bearer {planted[OURS]}"}
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert lines == [b"looked"]
-    assert metric_lines(workdir)[-1]["step"] == STEPS
     (answers,) = workdir.rglob("*.sqlite")
     assert b"[the API key]" in answers.read_bytes()  # so what it repeated came this far
     cache = Path(environment["QRAG_CACHE"])
@@ -124,7 +123,6 @@ def test_a_training_with_a_server_of_its_own(
     # The server gets nothing that is secret.
     given = " ".join([*start["argv"], *start["env"].values()])
     assert leaks(planted, said=given) == []
-    assert (workdir / "vllm.log").stat().st_size
     assert leaks(planted, workdir, said=heard + out + err) == []
     wait_until(lambda: not any(map(running, stand_in.pids())))
 

@@ -69,13 +69,7 @@ def test_what_is_written_is_read(form: str) -> None:
 
 
 def test_several_calls_with_text_around_them() -> None:
-    rng = random.Random(1)
-    calls = [random_call(rng) for _ in range(4)]
-    text = "First.\n" + " and {then} ".join(write_call(call, HERMES) for call in calls) + "\nDone."
-    assert read_calls(text, HERMES) == tuple(calls)
-    found = read_calls(f"{HERMES_CALL[:30]} {text}", HERMES)
-    assert isinstance(found[0], Malformed)
-    assert len(found) == 5
+    assert read_calls(f"First.\n{HERMES_CALL} and {{then}} {HERMES_CALL}", HERMES) == (ROME, ROME)
     first, second = read_calls(f"{HERMES_CALL.rpartition('</')[0]} {HERMES_CALL}", HERMES)
     assert isinstance(first, Malformed)
     assert second == ROME

@@ -1,7 +1,10 @@
-"""Training with rewards from a language model: a real HTTP server that answers, or misbehaves."""
+"""Training on what a user brings: a model that rewards (a real HTTP server that answers, or
+misbehaves), records, rewards and agents of files, passages that nobody marked.
+"""
 
 from __future__ import annotations
 
+import json
 import signal
 import threading
 import time
@@ -12,20 +15,25 @@ import numpy as np
 import pytest
 
 from configs import hotpotqa
+from qrag_jax import train
 from qrag_jax.data.sample import Sample
+from qrag_jax.errors import FeedbackLost
 from tests.entry_points import (
     Commands,
     assert_same_state,
     end,
     flags_of,
+    json_lines,
     losses,
     metric_lines,
+    refusal,
     saved_state,
     wait_for_step,
     wait_until,
 )
 from tests.llm.model_server import Call, ModelServer, Reply, supported_answers
 from tests.systems.parts import samples_of
+from tests.systems.small_runs import small_harr, small_q_rag
 
 STEPS = 8
 FIELDS = flags_of(
@@ -188,3 +196,136 @@ def test_answers_that_cannot_be_read_end_the_run(
     result = commands.run("train", *fields(server), f"--workdir={tmp_path}")
     assert result.returncode == 1, result.stderr[-2000:]
     assert "config.llm.max_tokens" in result.stdout.splitlines()[-1]
+
+
+# ------------------------------------------------------------ records, rewards and agents of files
+
+# What nobody can know without the supporting facts.
+OF_FACTS = ("fact_em", "fact_f1", "fact_precision", "fact_recall", "until_found")
+HIDDEN = "--config.data.columns.support="
+DATA = """
+def records(split):
+    for number in range(20 if split == "train" else 6):
+        rivers = [f"{split}river{number}x{n}" for n in range(4)]
+        yield {"query": f"{split} river of town {number % 4}?", "id": f"{split}-{number}",
+               "chunks": [f"{split} town {n} lies at {river}" for n, river in enumerate(rivers)],
+               "answers": [rivers[number % 4]], "support": [number % 4]}
+"""
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    file = tmp_path_factory.mktemp("own") / "my_data.py"
+    file.write_text(DATA)
+    return f"--config.data.path={file}:records"
+
+
+@pytest.fixture(scope="module")
+def run(commands: Commands, data: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    workdir = tmp_path_factory.mktemp("own") / "run"
+    of_train = ("steps=4", "log_every=1", "eval_every=2", "checkpoint_every=2")
+    text = commands.succeed(
+        *("train", "--config=configs/own.py:tiny", f"--workdir={workdir}", data, HIDDEN),
+        *("--config.data.columns.question=query", "--config.reward.name=answer_in_chunk"),
+        *("--config.env.max_steps=2", "--config.encoder.length_buckets=1"),
+        *("--config.encoder.block_sizes=1", *(f"--config.train.{field}" for field in of_train)),
+    )
+    assert "kept 20 of 20 records" in text
+    return workdir
+
+
+def test_training_logs_no_score_of_facts(run: Path) -> None:
+    lines = metric_lines(run)
+    names = {name for line in lines for name in line}
+    assert {"train/loss", "train/return", "eval/return", "eval/answer_found"} <= names
+    assert {"untrained/answer_found", "single_step/answer_found"} <= names
+    assert not [name for name in names for part in OF_FACTS if part in name]
+    returns = [line["eval/return"] for line in lines if "eval/return" in line]
+    found = [line["eval/answer_found"] for line in lines if "eval/answer_found" in line]
+    # The weak reward: 1 for the answer in the first chunk taken, 0.75 in the second.
+    for mean, share in zip(returns, found, strict=True):
+        assert 0.74 * share - 1e-6 <= mean <= share + 1e-6
+
+
+def test_scores_with_and_without_the_facts(
+    run: Path, data: str, commands: Commands, tmp_path: Path
+) -> None:
+    scoring = ("evaluate", f"--workdir={run}", "--checkpoint=last")
+    # A folder of a run may be somebody else's: what its config names does not run by itself.
+    assert data in refusal(commands.run(*scoring))
+    commands.succeed(*scoring, data)
+    summary = json.loads((run / "eval/summary.json").read_text())
+    assert list(summary["gains"]["untrained"]) == ["answer_found"]
+    assert not [name for name in summary["trained"] for part in OF_FACTS if part in name]
+    # The same play, measured afterwards.
+    out = tmp_path / "shown"
+    commands.succeed(*scoring, data, "--config.data.columns.support=support", f"--out={out}")
+    known = json.loads((out / "summary.json").read_text())["trained"]
+    assert 0 <= known["fact_recall"] <= 1
+    assert "answer_found" not in known
+    (hidden,) = run.glob("eval/last-*/eval_seed42.jsonl")
+    (seen,) = out.glob("last-*/eval_seed42.jsonl")
+    for one, other in zip(json_lines(hidden), json_lines(seen), strict=True):
+        assert one["pred_idx"] == other["pred_idx"]
+        assert (one["sf_idx"], bool(other["sf_idx"])) == ([], True)
+    # What needs facts refuses them.
+    assert "sf_idx" in refusal(commands.run("evaluate", f"--log={hidden}"))
+    gold = ("--config=configs/own.py:tiny", f"--workdir={tmp_path / 'gold'}", HIDDEN)
+    assert "support" in refusal(commands.run("train", *gold))
+
+
+# ---------------------------------------------------------------- functions of a file
+
+REWARD = """
+calls = 0
+
+def score(question, answers, taken, gold):
+    global calls
+    calls += 1
+    if calls % 4 == 0:
+        raise RuntimeError("every fourth call fails")
+    return 0.5 * sum(text in gold for text in taken)
+
+def fails(question, answers, taken, gold):
+    raise RuntimeError("it never works")
+"""
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_reward_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, run = tmp_path / "my_reward.py", tmp_path / "run"
+    file.write_text(REWARD)
+    config = small_q_rag(stages=("pqn",), reward__path=f"{file}:score")
+    assert train.train(config, run) == 0
+    assert f"{file}:score" in capsys.readouterr().out  # a user sees what code runs
+    lines = metric_lines(run)
+    shares = [line["train/unscored_share"] for line in lines if "train/unscored_share" in line]
+    assert shares == [0.25] * 2  # of 8 episodes, each scored once
+    config.reward.path = f"{file}:fails"
+    with pytest.raises(FeedbackLost, match="RuntimeError: it never works"):
+        train.train(config, tmp_path / "other")
+
+
+AGENT = """
+def agent(question, max_searches):
+    texts = yield question
+    return texts[0].split()[-1]
+
+def fails(question, max_searches):
+    yield question
+    raise KeyError(1)
+"""
+
+
+@pytest.mark.usefixtures("one_device")
+def test_an_agent_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, run = tmp_path / "my_agent.py", tmp_path / "run"
+    file.write_text(AGENT)
+    config = small_harr(agent__name="own", reward__mixture="recall=1", train__steps=1)
+    config.train.log_every, config.agent.path = 1, f"{file}:agent"
+    assert train.train(config, run) == 0
+    assert f"{file}:agent" in capsys.readouterr().out
+    assert [line["step"] for line in metric_lines(run) if "train/loss" in line] == [1]
+    config.agent.path = f"{file}:fails"
+    with pytest.raises(FeedbackLost, match="KeyError: 1"):
+        train.train(config, tmp_path / "other")

@@ -17,7 +17,7 @@ from benchmarks.quality.corpora import Asked, Passage, Setting, write_halves
 from benchmarks.quality.figures import interval, paired
 from benchmarks.quality.logs import by_turns
 from benchmarks.quality.peers import batches
-from benchmarks.quality.runner import Kept, write_lines
+from benchmarks.quality.runner import write_lines
 from benchmarks.report import Case, show
 from benchmarks.results import BUSY, Row, newest, page
 from qrag_jax.data.reading import load_samples
@@ -106,29 +106,6 @@ def test_differences_are_paired_by_question_and_seed() -> None:
     first, second = runs_of(np.array([[1.0, 1.0, 0.0]])), runs_of(np.array([[0.0, 1.0]]))
     both: Any = interval([*first, *second], "em")
     assert (both.mean, both.questions) == (0.75, 2)
-
-
-# ---------------------------------------------------------------- parts, and resuming
-
-
-def test_a_suite_resumes_and_a_failed_part_stops_no_other(tmp_path: Path) -> None:
-    kept, calls = Kept.of(tmp_path / "runs", tmp_path), list[str]()
-
-    def part(name: str) -> Any:
-        def run() -> dict[str, Any]:
-            calls.append(name)
-            if name == "broken" and calls.count(name) == 1:
-                raise RuntimeError("killed")
-            return {"name": name}
-
-        return run
-
-    parts = {name: part(name) for name in ("a", "broken", "x/c")}
-    assert kept.finish(parts, [*parts]) == ["broken"]
-    assert {*kept.finished(parts)} == {"a", "x/c"}
-    assert kept.finish(parts, [*parts]) == []
-    assert calls == ["a", "broken", "x/c", "broken"]
-    assert kept.finished(parts)["x/c"]["name"] == "x/c"
 
 
 # ---------------------------------------------------------------- results

@@ -59,11 +59,6 @@ def program(path: Path, text: str) -> Path:
     return path
 
 
-def peer(folder: Path) -> Path:
-    """The stand-in, as a program in `folder`."""
-    return program(folder / "peer", PEER)
-
-
 def start(
     script: str, *words: str | Path, folder: Path, environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
@@ -110,7 +105,7 @@ def read_until(process: subprocess.Popen[str], count: int) -> str:
 def local(
     folder: Path, count: str, what: str, *words: str, **environment: str
 ) -> subprocess.Popen[str]:
-    given = (count, peer(folder), what, *words)
+    given = (count, program(folder / "peer", PEER), what, *words)
     return start("local.sh", *given, folder=folder, environment=environment)
 
 
@@ -193,7 +188,8 @@ def test_a_model_that_fails_ends_it(tmp_path: Path) -> None:
 
 
 def test_a_signal_ends_the_command_and_then_the_model(tmp_path: Path) -> None:
-    last = program(tmp_path / "last", f'exec {peer(tmp_path)} wait "$@" ,0\n')
+    stand_in = program(tmp_path / "peer", PEER)
+    last = program(tmp_path / "last", f'exec {stand_in} wait "$@" ,0\n')
     process = beside(tmp_path, "x", "--", last)
     read_until(process, 1)
     process.send_signal(signal.SIGTERM)

@@ -131,28 +131,20 @@ def finish(course: Course, workdir: Path, programs: Path) -> float:
     return time.monotonic() - run.began
 
 
-class Undisturbed(NamedTuple):
-    """A course, its run that nothing disturbed, its compiled programs, and its seconds."""
-
-    course: Course
-    workdir: Path
-    programs: Path
-    seconds: float
-
-
 @pytest.fixture(scope="module", params=COURSES, ids=str)
 def undisturbed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Undisturbed:
+) -> tuple[Course, Path, Path, float]:
+    """A course, its run that nothing disturbed, its compiled programs, and its seconds."""
     folder = tmp_path_factory.mktemp("undisturbed")
     finish(request.param, folder / "first", folder / "programs")
     # Now all programs are compiled, as when a run goes on.
     seconds = finish(request.param, folder / "run", folder / "programs")
-    return Undisturbed(request.param, folder / "run", folder / "programs", seconds)
+    return request.param, folder / "run", folder / "programs", seconds
 
 
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(
-    undisturbed: Undisturbed, tmp_path: Path
+    undisturbed: tuple[Course, Path, Path, float], tmp_path: Path
 ) -> None:
     course, reference, programs, seconds = undisturbed
     draw = random.Random(20)
@@ -184,7 +176,7 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(
 
 
 def test_a_run_on_a_full_disk_ends_in_a_sentence_and_goes_on(
-    undisturbed: Undisturbed, tmp_path: Path
+    undisturbed: tuple[Course, Path, Path, float], tmp_path: Path
 ) -> None:
     """Files that may grow to a limit, where a write fails as on a full disk."""
     course, reference, programs, _ = undisturbed
