@@ -1,4 +1,4 @@
-"""The console script, wrong command lines, a wheel without a checkout, and the experiment files."""
+"""The console script, wrong command lines, a wheel without a checkout, the experiment files."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ import jax
 import ml_collections
 import pytest
 
+from examples.worlds.records import records
+from examples.worlds.world import Entity, Puzzle, puzzle_at
 from qrag_jax import __main__ as console
 from qrag_jax import systems
 from qrag_jax.runtime import own_code
@@ -218,3 +220,25 @@ def test_programs_of_every_tiny_experiment_fit(name: str, tmp_path: Path) -> Non
     updates = [shapes[key] for key in shapes if key.startswith("update")]
     assert updates
     assert all("loss" in metrics for _, metrics in updates)
+
+
+# ------------------------------------------------------------ invented questions
+
+
+def invented_words(puzzle: Puzzle) -> set[str]:
+    """All invented words of the entities that a puzzle's passages are about or mention."""
+    told = [p.entity for p in puzzle.passages]
+    told += [o for p in puzzle.passages for o in p.facts.values() if isinstance(o, Entity)]
+    return {word for entity in told for word in entity.words}
+
+
+def test_train_and_dev_share_no_invented_word() -> None:
+    train, dev = (
+        set().union(*(invented_words(puzzle_at(split, n, comparison=0.4)) for n in range(150)))
+        for split in ("train", "dev")
+    )
+    assert len(train) > 1000
+    assert not train & dev
+    of_dev = records("dev", dev=150, comparison=0.4)
+    every = " ".join(json.dumps(record) for record in of_dev).lower()
+    assert not {word.lower() for word in train} & set(re.findall(r"[a-z0-9]+", every))

@@ -10,14 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from qrag_jax import train
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
-from qrag_jax.runtime.whole_files import half
-from qrag_jax.systems.harr_scoring import score_agent
-from qrag_jax.systems.scoring import ScoreOptions
 from tests.entry_points import (
     ROOT,
     SHARED,
@@ -26,7 +22,6 @@ from tests.entry_points import (
     end,
     flags_of,
     free_address,
-    json_lines,
     losses,
     on_hosts,
     refusal,
@@ -38,23 +33,7 @@ from tests.entry_points import (
 from tests.retrieval import web_service
 from tests.retrieval.web_service import Say, pubmed_says, serving
 from tests.systems.corpora import tree, write_corpus_file, write_rows, write_tower
-from tests.systems.small_runs import small_deepretrieval, small_harr
-
-
-@pytest.mark.usefixtures("one_device")
-def test_scores_of_agents_are_those_of_the_log(tmp_path: Path) -> None:
-    config = small_harr(train__steps=1, train__eval_every=1)
-    assert train.train(config, tmp_path) == 0
-    score_agent(tmp_path, config, ScoreOptions("last", sampled=4))
-    summary = json.loads((tmp_path / "eval" / "summary.json").read_text())
-    scores = next(scores for name, scores in summary["scores"].items() if "last" in name)
-    rows = json_lines(tmp_path / "eval/last-1/agent_seed42.jsonl")
-    assert len(rows) == scores["questions"] == summary["questions"]["reported"]
-    assert {half(row["id"]) for row in rows} == {1}  # others chose the checkpoint
-    assert {half(shown["row"]["id"]) for shown in json_lines(tmp_path / "episodes.jsonl")} == {0}
-    for name in ("f1", "em", "recall"):
-        assert scores[name]["mean"] == pytest.approx(np.mean([row[name] for row in rows]))
-    assert summary["pass@k"]["1"] <= summary["pass@k"]["4"]
+from tests.systems.small_runs import small_deepretrieval
 
 
 def found(call: web_service.Call) -> Say:
@@ -214,10 +193,9 @@ def test_a_host_that_stays_alone_gives_up() -> None:
 
 def test_wrong_hosts(commands: Commands, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        for address in ("10.0.0.1:8476,2,2", f"127.0.0.1:{taken.getsockname()[1]},2,0"):
-            given = (f"--index={tmp_path / 'out'}", "--encoder=x", f"--hosts={address}")
-            text = refusal(commands.run("index", *given))
-            assert address.partition(",")[0] in text
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        given = (f"--index={tmp_path / 'out'}", "--encoder=x", f"--hosts={address},2,0")
+        assert address in refusal(commands.run("index", *given))
 
 
 # ---------------------------------------------------------------------- a sweep of several runs

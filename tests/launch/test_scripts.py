@@ -9,7 +9,6 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -60,14 +59,14 @@ def program(path: Path, text: str) -> Path:
 
 
 def start(
-    script: str, *words: str | Path, folder: Path, environment: Mapping[str, str] | None = None
+    script: str, *words: str | Path, folder: Path, **environment: str
 ) -> subprocess.Popen[str]:
     """Starts a script of `launch/` in `folder`, where GPUs are those that `environment` names."""
     outer = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
     return subprocess.Popen(
         [LAUNCH / script, *words],
         cwd=folder,
-        env={**outer, "JAX_PLATFORMS": "", **(environment or {})},
+        env={**outer, "JAX_PLATFORMS": "", **environment},
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -106,7 +105,7 @@ def local(
     folder: Path, count: str, what: str, *words: str, **environment: str
 ) -> subprocess.Popen[str]:
     given = (count, program(folder / "peer", PEER), what, *words)
-    return start("local.sh", *given, folder=folder, environment=environment)
+    return start("local.sh", *given, folder=folder, **environment)
 
 
 def test_each_process_is_told_where_the_others_are(tmp_path: Path) -> None:
@@ -148,9 +147,8 @@ def test_a_signal_stops_all_and_is_no_failure(tmp_path: Path) -> None:
 
 
 def test_wrong_words_are_refused(tmp_path: Path) -> None:
-    one_gpu = {"CUDA_VISIBLE_DEVICES": "0"}
     for words, name in ((("0", "true"), "COUNT"), (("2", "true"), "GPU")):
-        told = ended(start("local.sh", *words, folder=tmp_path, environment=one_gpu))
+        told = ended(start("local.sh", *words, folder=tmp_path, CUDA_VISIBLE_DEVICES="0"))
         assert (told.returncode, name in told.stderr) == (2, True)
 
 
@@ -168,9 +166,9 @@ WORDS = ["--config.llm.url=http://127.0.0.1:8100/v1", "--config.llm.model=my mod
 
 
 def beside(folder: Path, model: str, *words: str | Path) -> subprocess.Popen[str]:
-    environment = {"QRAG_PYTHON": str(program(folder / "python", MODEL))}
     given = (f"--config.llm.server.model={model}", *words)
-    return start("with_sidecar.sh", *given, folder=folder, environment=environment)
+    python = program(folder / "python", MODEL)
+    return start("with_sidecar.sh", *given, folder=folder, QRAG_PYTHON=str(python))
 
 
 def test_the_command_is_told_where_the_model_is(tmp_path: Path) -> None:
