@@ -18,7 +18,7 @@ from tests import devices, disks
 from tests.entry_points import COURSES, FLOAT32, Commands
 
 # Children and commands have the devices that their environment gives them.
-devices.several_devices()
+jax.config.update("jax_num_cpu_devices", devices.COUNT)
 # Compiled programs are kept from run to run, for both workers and for commands.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     with pytest.MonkeyPatch.context() as patch:
@@ -150,8 +150,11 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of a megabyte: what is written beyond fails with ENOSPC."""
-    with disks.small_disk(tmp_path / "small_disk") as folder:
-        yield folder
+    folder = tmp_path / "small_disk"
+    folder.mkdir()
+    disks.mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder))
+    yield folder
+    disks.unmount(folder)
 
 
 @pytest.fixture

@@ -16,11 +16,6 @@ from qrag_jax.runtime.mesh import make_mesh
 COUNT = 8
 
 
-def several_devices() -> None:
-    """Gives this process `COUNT` devices of the CPU backend; before JAX has begun to compute."""
-    jax.config.update("jax_num_cpu_devices", COUNT)
-
-
 def mesh_of(data: int = 1, fsdp: int = 1, tensor: int = 1) -> Mesh:
     """A mesh of the first devices, as many as these sizes need."""
     return make_mesh((data, fsdp, tensor), jax.devices()[: data * fsdp * tensor])

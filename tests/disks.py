@@ -25,26 +25,6 @@ def unmount(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def small_disk(folder: Path, size: str = "1m") -> Iterator[Path]:
-    """A file system in memory at `folder`; `size` is as in the options of `mount`."""
-    folder.mkdir()
-    mount("-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder))
-    try:
-        yield folder
-    finally:
-        unmount(folder)
-
-
-def fill(disk: Path) -> Path:
-    """Writes a file until the disk is full; returns the file."""
-    filler = disk / "filler"
-    with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
-        while file.write(bytes(4096)):
-            pass
-    return filler
-
-
-@contextlib.contextmanager
 def read_only(folder: Path) -> Iterator[Path]:
     """Makes the folder read-only while the block runs, even for root."""
     mount("--bind", str(folder), str(folder))

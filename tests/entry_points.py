@@ -5,13 +5,12 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -228,15 +227,6 @@ def free_address() -> str:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{free.getsockname()[1]}"
-
-
-def stop_together(hosts: Sequence[Any]) -> None:
-    """A signal to the second host stops both, and the run is saved."""
-    hosts[1].send_signal(signal.SIGTERM)
-    ended = [end(host) for host in hosts]
-    if any(each.returncode for each in ended):  # else it was too late
-        statuses = {each.returncode for each in ended}
-        assert statuses == {128 + signal.SIGTERM}, "\n".join(each.stderr for each in ended)
 
 
 def same_numbers(workdir: Path, other: Path) -> None:

@@ -193,6 +193,3 @@ def test_a_folder_starts_no_server_by_words_of_its_own(commands: Commands, tmp_p
         config.llm.server.update({"model": "a/model", field: value})
         save_config(config, tmp_path / "config.json")
         assert f"--config.llm.server.{field}=" in refusal(commands.run(*scoring))
-    config.llm.url = "http://127.0.0.1:9/v1"  # then nothing is started
-    save_config(config, tmp_path / "config.json")
-    assert "llm.server" not in refusal(commands.run(*scoring))
