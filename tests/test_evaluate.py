@@ -57,7 +57,7 @@ def assert_same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> 
 # ---------------------------------------------------------------------- what is written
 
 
-def test_logs_have_every_sample_in_order(scored_run: Path, commands: Commands) -> None:
+def test_logs_have_every_sample_in_order(scored_run: Path) -> None:
     ids = [row["_id"] for row in tiny_hotpotqa("dev")]
     for folder in (best(scored_run), scored_run / "eval" / "untrained"):
         multi, single = json_lines(folder / MULTI), json_lines(folder / SINGLE)

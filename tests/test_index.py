@@ -107,20 +107,6 @@ def test_a_collection_of_a_server(
         assert not server.sent()
 
 
-def test_refusals(commands: Commands, unbroken: Path, tower: Path, tmp_path: Path) -> None:
-    out, index = f"--index={tmp_path / 'out'}", f"--index={unbroken}"
-    for command, words, name in (
-        ("index", [out, "--encoder=no/such/folder/at/all"], "no/such/folder"),
-        ("index", [out, "--max_chunk_tokens=65", f"--encoder={tower}"], "max_chunk_tokens"),
-        ("index", [index, "--qdrant=http://me:secret@a"], "Qdrant"),
-        ("search", [index, "--engine=qdrant", f"--encoder={tower}", "where?"], "qdrant"),
-    ):
-        said = refusal(commands.run(command, *words))
-        assert name in said
-        assert "secret" not in said
-    assert not list((tmp_path / "out").rglob("manifest.json"))
-
-
 # ------------------------------------------------------------ search
 
 
@@ -176,21 +162,27 @@ def test_a_run_and_its_export_find_the_same(
         assert hit["score"] == pytest.approx(hits[0].score, abs=2e-5)
 
 
-def test_bad_input(
-    index: Path, exported: Path, scored_run: Path, commands: Commands, tmp_path: Path
+def test_refusals(
+    index: Path, exported: Path, scored_run: Path, tower: Path, commands: Commands, tmp_path: Path
 ) -> None:
-    at, export = f"--index={index}", f"--retriever={exported}"
-    run = [at, f"--workdir={scored_run}", "--checkpoint=last"]
+    out, at, export = f"--index={tmp_path / 'out'}", f"--index={index}", f"--retriever={exported}"
+    run = (f"--workdir={scored_run}", "--checkpoint=last")
     broken = tmp_path / "queries.jsonl"
     broken.write_text('{"asked": "who?"}\n')
     before = tree(index)
-    for arguments, name in (
-        (["who?"], "--index"),
-        ([at, "--engine=boolean", "cat", "(cat"], "(cat"),
-        ([at, export, f"--queries={broken}"], "queries.jsonl:1"),
-        ([at, export, f"--workdir={scored_run}", "who?"], "--workdir"),
-        ([at, f"--retriever={tmp_path}", "who?"], str(tmp_path)),
-        ([*run, "--where=colour=red", "who?"], "colour"),
+    for command, words, name in (
+        ("index", [out, "--encoder=no/such/folder/at/all"], "no/such/folder"),
+        ("index", [out, "--max_chunk_tokens=65", f"--encoder={tower}"], "max_chunk_tokens"),
+        ("index", [at, "--qdrant=http://me:secret@a"], "Qdrant"),
+        ("search", [at, "--engine=qdrant", f"--encoder={tower}", "where?"], "qdrant"),
+        ("search", ["who?"], "--index"),
+        ("search", [at, "--engine=boolean", "cat", "(cat"], "(cat"),
+        ("search", [at, export, f"--queries={broken}"], "queries.jsonl:1"),
+        ("search", [at, export, run[0], "who?"], "--workdir"),
+        ("search", [at, *run, "--where=colour=red", "who?"], "colour"),
     ):
-        assert name in refusal(commands.run("search", *arguments))
+        said = refusal(commands.run(command, *words))
+        assert name in said
+        assert "secret" not in said
     assert tree(index) == before
+    assert not list((tmp_path / "out").rglob("manifest.json"))
