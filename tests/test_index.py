@@ -17,7 +17,7 @@ from tests.support.worlds import write_lines
 from tests.systems.corpora import tree, write_corpus_file, write_tower
 from tests.systems.parts import chunks_of
 
-COUNT, PART = 160, 8
+COUNT, PART = 60, 3
 PARTS = COUNT // PART
 FLAGS = ("--compute=float32", f"--part={PART}", "--workers=0")
 
