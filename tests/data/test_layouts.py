@@ -48,16 +48,15 @@ CLAIM: dict[str, Any] = {
     "supporting_facts": [["Dusk", 0], ["Ada Berg", 1], ["Dusk", 2]],
     "label": "SUPPORTED",
 }
-SUPPORTED = "Is the following claim supported: The painter of Dusk was born in Oslo?"
-PAGES = (Passage(title="Dusk"), Passage(title="Ada Berg"))
-CLAIM_QUESTION = Sample("a0cf", SUPPORTED, (), (), ("yes",), "", pages=PAGES)
 
 
 def test_layouts_of_hover() -> None:
     facts = [{"key": title, "value": place} for title, place in CLAIM["supporting_facts"]]
     hub = CLAIM | {"id": 7, "supporting_facts": facts, "label": 1}
+    supported = "Is the following claim supported: The painter of Dusk was born in Oslo?"
+    pages = (Passage(title="Dusk"), Passage(title="Ada Berg"))
     for record, other in ((CLAIM, "NOT_SUPPORTED"), (hub, 0)):
-        assert parse_claim(record) == CLAIM_QUESTION
+        assert parse_claim(record) == Sample("a0cf", supported, (), (), ("yes",), "", pages=pages)
         assert parse_claim(record | {"label": other}).answers == ("no",)
 
 
@@ -71,8 +70,7 @@ MUSIQUE = record_of("musique", "2hop__1_2", "What?", "Oslo", PLACES, [2, 0])
 
 def test_without_steps_the_marked_paragraphs_of_musique_support() -> None:
     assert parse_musique(MUSIQUE).support == (2, 0)
-    for steps in ([], None):
-        assert parse_musique(MUSIQUE | {"question_decomposition": steps}).support == (0, 2)
+    assert parse_musique(MUSIQUE | {"question_decomposition": None}).support == (0, 2)
 
 
 SAYS = "One of the special magic numbers for {} is: {}."
@@ -92,9 +90,11 @@ def prompted(text: str, suffix: str = "") -> dict[str, Any]:
 
 def test_prompts_of_ruler_are_taken_apart() -> None:
     expected = dataclasses.replace(parse_needles(SPLIT), id="niah-4", question=ASKED)
-    for text in (" ".join(NEEDLES), "\n".join(NEEDLES), "\n\n".join(NEEDLES) + "\n"):
-        for suffix in ("", " The special magic numbers for red-fox mentioned in it are", "\n"):
-            assert parse_needles(prompted(text, suffix)) == expected
+    for text, suffix in (
+        (" ".join(NEEDLES), " The special magic numbers for red-fox mentioned in it are"),
+        ("\n\n".join(NEEDLES) + "\n", "\n"),
+    ):
+        assert parse_needles(prompted(text, suffix)) == expected
     # A question inside the text is not the one asked; without the instruction all is text.
     text = "Why? " + " ".join(NEEDLES)
     plain = parse_needles({"index": 4, "input": f"{text}\n{ASKED}", "outputs": ["9081"]})
@@ -117,7 +117,6 @@ def test_data_of_your_own_need_facts_or_answers(tmp_path: Path) -> None:
     assert (third.support, third.answers) == ((1, 0), ("1999",))
     assert third.id != parse_own(OWN[2] | {"question": "Why?"}).id  # its content decides
     assert parse_own(OWN[2], columns=Columns(support="")).support == ()
-    assert parse_own(OWN[2], columns=Columns(answers="")).answers == ()
     with pytest.raises(BadRecord, match="'support'"):
         parse_own(OWN[1], columns=Columns(answers="truth"))
     renamed = [{NAMES.get(name, name): value for name, value in row.items()} for row in OWN]
@@ -127,10 +126,9 @@ def test_data_of_your_own_need_facts_or_answers(tmp_path: Path) -> None:
 
 def test_columns_of_your_own() -> None:
     assert Columns.parse("question=query, support=") == Columns(question="query", support="")
-    for wrong in ("questions=query", "question"):
-        with pytest.raises(InputError, match=f"--columns has '{wrong}'"):
-            Columns.parse(wrong)
-    for fields in ({"question": ""}, {"chunks": ""}, {"question": "chunks"}):
+    with pytest.raises(InputError, match="--columns has 'questions=query'"):
+        Columns.parse("questions=query")
+    for fields in ({"question": ""}, {"question": "chunks"}):
         with pytest.raises(InputError, match=r"config\.data\.columns"):
             fill(Columns, fields, "data.columns")
 
@@ -142,16 +140,13 @@ def raises(split):
 
 def lists(split):
     return [["Who?", ["a"]]]
-
-def nothing(split):
-    return ()
 """
 
 
 def test_functions_whose_records_are_refused(tmp_path: Path) -> None:
     path, columns = tmp_path / "mine.py", Columns(question="query")
     path.write_text(FUNCTION)
-    for name in ("raises", "lists", "nothing", "other"):
+    for name in ("raises", "lists", "other"):
         with pytest.raises(InputError, match=name) as caught:
             load_samples("own", f"{path}:{name}", "train", columns=columns)
         assert "\n" not in str(caught.value)
@@ -164,17 +159,12 @@ OPEN = {"_id": "8813", "question": "When?", "answer": "1925", "supporting_facts"
     ("parse", "record", "named"),
     [
         (parse_hotpot, HOTPOT | {"supporting_facts": [["Noon", 0]]}, "support title"),
-        (parse_hotpot, HOTPOT | {"supporting_facts": [["Dusk", True]]}, "supporting_facts"),
         (parse_hotpot, HOTPOT | {"answer": None}, "answer"),  # a test split
-        (parse_claim, CLAIM | {"supporting_facts": None}, "supporting_facts"),
         (parse_claim, CLAIM | {"label": -1}, "label"),
         (parse_musique, MUSIQUE | {"answerable": False}, "answerable"),
         (parse_musique, MUSIQUE | {"question_decomposition": [step(-1)]}, "support index"),
-        (parse_musique, MUSIQUE | {"paragraphs": MUSIQUE["paragraphs"] * 2}, "idx"),
         (parse_open, OPEN | {"gold_doc_ids": ["d4", "d5"]}, "gold_doc_ids"),
-        (parse_needles, SPLIT | {"supporting": [-1]}, "support index"),
         (parse_needles, prompted("It rained."), "output"),
-        (parse_needles, prompted("x") | {"input": "It rained 7712 times."}, "question"),
     ],
 )
 def test_what_is_unusable_has_its_reason(parse: Any, record: dict[str, Any], named: str) -> None:

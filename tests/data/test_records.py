@@ -19,7 +19,6 @@ import pytest
 
 from qrag_jax.data.corpora import BEIR_HEADER, Columns, read_corpus, read_qrels, read_queries
 from qrag_jax.data.long_docs import read_stories
-from qrag_jax.data.reading import load_samples
 from qrag_jax.data.records import load_hub, read_records, split_files
 from qrag_jax.data.sample import Passage
 from qrag_jax.errors import InputError
@@ -48,11 +47,8 @@ def documents(path: Path, **columns: Any) -> list[Passage]:
     ("name", "data", "at"),
     [
         *(("r.csv", b"a,b\n", "empty"), ("r.csv", b"a,b\n1,2,3\n", "2")),
-        *(("r.csv", b'a,b\n"1"x,2\n', "2"), ("r.csv", b"a\n\xff\n", "2")),
-        ("r.json", b'[\n{"_id": "a"},\n{"_id": "b"\n', "4"),
-        *(("r.json", b'{\n"records": [{}]}', "data"), ("r.json", b'[{"a": 1}, 3]', "2")),
-        *(("r.jsonl", b'{}\n\n{"a":\n', "3"), ("r.jsonl", b"{}\n[1]\n", "2")),
-        *(("r.jsonl", b"{}\n\xff\n", "2"), ("r.jsonl", b"{}\n" + b"[" * 100_000, "2")),
+        *(("r.json", b'[\n{"_id": "a"},\n{"_id": "b"\n', "4"), ("r.json", b'[{"a": 1}, 3]', "2")),
+        *(("r.jsonl", b'{}\n\n{"a":\n', "3"), ("r.jsonl", b"{}\n\xff\n", "2")),
     ],
 )
 def test_faults_have_their_place(tmp_path, name, data, at) -> None:
@@ -62,11 +58,7 @@ def test_faults_have_their_place(tmp_path, name, data, at) -> None:
 
 def test_faults_of_stories_and_judgements_have_their_line(tmp_path: Path) -> None:
     for good, faults, read in (
-        (
-            "1 Ada ran.",
-            ("Ada went.", "0 x.", "3 A?\t\t1", "3 \thall\t1", "3 A?\ta\t2"),
-            read_stories,
-        ),
+        ("1 Ada ran.", ("Ada went.", "3 A?\t\t1", "3 A?\ta\t2"), read_stories),
         ("q 0 d 1", ("q d 1", "q 0 d 0.5", "q 0 d 2"), read_qrels),
         (BEIR_HEADER, ("q\t\t1", "q\td\t0.5"), read_qrels),
     ):
@@ -115,9 +107,6 @@ def test_missing_packages_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     refused(tmp_path / "train.parquet", "qrag_jax[parquet]")
     with pytest.raises(InputError, match=r"qrag_jax\[hub\]"):
         load_hub("hotpotqa/hotpot_qa", "distractor", "validation")
-    for source in ("musique", "niah"):  # one is on the hub, one is not
-        with pytest.raises(InputError, match=r"data\.path"):
-            load_samples(source, "", "dev")
 
 
 # ---------------------------------------------------------------- corpora
@@ -159,8 +148,9 @@ def test_nulls_times_and_nan_become_what_json_holds(tmp_path: Path, name: str) -
 
 def test_documents_are_refused_with_line_and_field(tmp_path: Path) -> None:
     for field, record in (
-        *(("id", {"id": None, "text": "t"}), ("id", {"id": True, "text": "t"})),
-        *(("text", {"id": "b"}), ("title", {"id": "b", "text": "t", "title": 3})),
+        ("id", {"id": True, "text": "t"}),
+        ("text", {"id": "b"}),
+        ("title", {"id": "b", "text": "t", "title": 3}),
     ):
         path = write_lines(tmp_path / "c.jsonl", [{"id": "a", "title": "T", "text": "t"}, record])
         refused(path, ":2", f"'{field}'", read=documents)

@@ -1,16 +1,14 @@
-"""Scripted demonstrations: what they may know, and what they find; draws are pinned."""
+"""Scripted demonstrations under other names, and after a failed search; queries are pinned."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from examples.worlds.demonstrations import Start, Style, draw_renamed, play_styled, styled_query
-from qrag_jax.environments.episode import Document
+from examples.worlds.demonstrations import Start, Style, draw_renamed, play_styled
 from qrag_jax.environments.queries import (
     BRIDGE,
     ENTITY,
-    PASSAGE,
     QUESTION,
     QueryPrompt,
     StylesConfig,
@@ -20,36 +18,6 @@ from qrag_jax.environments.queries import (
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
 from tests.environments.trying import WorldSearch, world, world_state
-
-
-def document_of(question: int, place: int) -> Document:
-    """A supporting passage of a question, as a corpus may have it."""
-    passage = world(question + 1)[question].supporting[place]
-    return Document("7", passage.title, f"# {passage.title}\n{passage.text}", True)
-
-
-def test_queries_of_each_style_by_hand() -> None:
-    question = world(1)[0]
-    first, second = question.supporting
-    start, shown = world_state(question), document_of(0, 0)
-    text = f"{question.question} {first.title} {first.text}"
-    for style, before, after in (
-        (QUESTION, question.question, question.question),
-        (ENTITY, question.entity, question.entity),
-        (PASSAGE, question.question, " ".join(text.split()[:24])),
-        (BRIDGE, question.entity, question.bridge),
-    ):
-        assert styled_query(style, start, question) == before
-        assert styled_query(style, start.after((shown,)), question) == after
-    for pool, said in (
-        ((document_of(1, 0), shown), question.bridge),
-        ((shown, document_of(0, 1)), second.title),
-        # Only the entity's passage says it: no other, none of its title, none of its text.
-        ((document_of(1, 0), document_of(0, 1)), question.entity),
-        ((shown._replace(text=document_of(1, 0).text),), question.entity),
-        ((shown._replace(title="Other"),), question.entity),
-    ):
-        assert styled_query(BRIDGE, start.after(pool), question) == said
 
 
 def starts(count: int, *styles: Style) -> list[Start]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import types
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -100,16 +99,13 @@ EVIL = Passage(
 )
 
 
-def react(max_hops: int = 4, **settings: Any) -> rag.ReAct:
-    generation = Generation(temperature=0.1, seed=42, **settings)
-    reader = load("rag_qa")
-    planner, final = load("rag_planner"), load("rag_final")
-    return rag.ReAct(planner, final, reader, generation, Limits(max_hops=max_hops))
+def react(max_hops: int = 4) -> rag.ReAct:
+    steps, final, reader = load("rag_planner"), load("rag_final"), load("rag_qa")
+    return rag.ReAct(steps, final, reader, Generation(), Limits(max_hops=max_hops))
 
 
 def planner(max_hops: int = 4) -> rag.Planner:
-    reader = load("rag_qa")
-    steps, synthesis = load("rag_steps"), load("rag_synthesis")
+    steps, synthesis, reader = load("rag_steps"), load("rag_synthesis"), load("rag_qa")
     return rag.Planner(steps, synthesis, reader, Generation(), Limits(max_hops=max_hops))
 
 
@@ -118,9 +114,8 @@ def in_chat(messages: Messages) -> str:
 
 
 def search_r1(max_hops: int = 4, max_turns: int = 5) -> rag.SearchR1:
-    generation = Generation(temperature=0.7, max_tokens=512, top_p=0.9, seed=42)
     limits = Limits(max_hops, max_turns)
-    return rag.SearchR1(load("rag_search_r1"), in_chat, generation, limits)
+    return rag.SearchR1(load("rag_search_r1"), in_chat, Generation(), limits)
 
 
 def scripted(decomposition: Decomposition = CHAIN, max_hops: int = 4) -> rag.Scripted:
@@ -168,9 +163,7 @@ def test_an_answer_without_a_search_is_no_episode() -> None:
 
 BAD_STEPS = [
     (react, "I would look it up.", "Search:"),
-    (react, "<think>Where was she born", "thinking"),
     (react, Answer("Search: Where was Ada", finish_reason="length"), "cut off"),
-    (planner, '{"sub_query": "x"}', "action"),
     (planner, '{"action": "SEARCH", "sub_query": "x"}', "ASK"),
     (planner, Answer(ASK[:40], finish_reason="length"), "action"),
 ]
@@ -197,32 +190,26 @@ def test_at_the_limit_an_answer_is_asked_for() -> None:
         shown = asked(steps[-1])[1][1]
         assert all(text in shown for text in (TASK.question, BORN, "FOUND: Oslo"))
         cut = Answer("Final answer: Nor", finish_reason="length")
-        for reply, cause in ((cut, "cut_off"), ("...", "no_text")):
-            _, ended = played(agent(max_hops=1), [search, OSLO, READ, reply])
-            assert (ended.cause, ended.history) == (cause, HOPS[:1])
+        _, ended = played(agent(max_hops=1), [search, OSLO, READ, cut])
+        assert (ended.cause, ended.history) == ("cut_off", HOPS[:1])
 
 
 READER_SAYS = (
-    ('{"status": "not found", "answer": "in Bergen"}', "in Bergen", NOT_FOUND),
-    ('{"status": "NOT-FOUND", "answer": null}', "", NOT_FOUND),
+    ('{"status": "not found", "answer": null}', "", NOT_FOUND),
     ('{"status": "Ambiguous", "answer": "two\\n of them"}', "two of them", AMBIGUOUS),
     ('```json\n{"answer": 1905, "status": "FOUND"}\n```', "1905", FOUND),
 )
-UNREADABLE = (  # counts as ambiguous
-    *("Oslo", '{"status": "FOUND", "answer": " "}', '{"status": "FOUND", "answer": ["Oslo"]}'),
-    *('{"status": "FOUND", "answer": true}', '{"status": "PERHAPS", "answer": "Oslo"}'),
-    Answer('{"status": "FOUND", "answer": "Os', finish_reason="length"),
-)
+UNREADABLE = ("Oslo", '{"status": "FOUND", "answer": " "}', '{"status": "MAYBE", "answer": "Oslo"}')
 
 
 def test_a_readers_reply_becomes_a_hop() -> None:
+    """One that cannot be read counts as ambiguous; nothing found is a retrieval, too."""
     cases = [*READER_SAYS, *((said, "", AMBIGUOUS) for said in UNREADABLE)]
     for said, answer, status in cases:
-        for passages in (OSLO, ()):  # nothing found is a retrieval, too
-            steps, ended = played(react(), [SEARCH, passages, said, ANSWER])
-            assert ended == Closed("Norway", history=(Hop(BORN, answer, status),))
-            assert (how(steps[2], said) == UNREAD) == (said in UNREADABLE)
-            assert asked(steps[-1])[-1] == ("user", f"{status}: {answer}".rstrip())
+        steps, ended = played(react(), [SEARCH, (), said, ANSWER])
+        assert ended == Closed("Norway", history=(Hop(BORN, answer, status),))
+        assert (how(steps[2], said) == UNREAD) == (said in UNREADABLE)
+        assert asked(steps[-1])[-1] == ("user", f"{status}: {answer}".rstrip())
 
 
 def test_a_passage_and_a_reader_cannot_speak_to_the_model() -> None:
@@ -265,13 +252,8 @@ def test_the_answer_is_forced_when_searches_or_turns_are_used_up() -> None:
     assert ended == Closed("Norway.", history=R1_HOPS[:1])
     # The search that was not made is not in the text, but the thought before it is.
     assert continued(steps[-1]).endswith("<think>She was born in Oslo.</think>\n" + rag.LAST)
-    assert steps[-1].request.extra["stop"] == ["</answer>"]
-    for reply, cause in (
-        (Answer("Nor", finish_reason="length"), "cut_off"),
-        ("<think> </think>", "no_text"),
-    ):
-        _, ended = played(search_r1(max_turns=1), [FIRST, OSLO, reply])
-        assert ended.cause == cause
+    cut = Answer("Nor", finish_reason="length")
+    assert played(search_r1(max_turns=1), [FIRST, OSLO, cut])[1].cause == "cut_off"
 
 
 def test_a_turn_without_a_step_is_corrected() -> None:
@@ -286,12 +268,7 @@ def test_a_turn_without_a_step_is_corrected() -> None:
         assert continued(steps[1]).endswith(rag.CORRECTION)
         assert played(search_r1(max_turns=3), [bad] * 3)[1].cause == "malformed_call"
     # A reply is read up to its first step; evidence is the last thought before the next one.
-    for text, turn in {
-        "<search>a</search> <answer>b</answer>": ("search", "a", ""),
-        "I may <search> later. <search>a": ("search", "a", "I may later."),
-        "<search>a</answer>": ("", "", "a"),
-    }.items():
-        assert tuple(rag.read_turn(Answer(text)))[1:] == turn
+    assert tuple(rag.read_turn(Answer("<search>a</search> <answer>b")))[1:] == ("search", "a", "")
     replies = [FIRST, OSLO, "<think>She was born in Oslo.</think>", "<search>capital Oslo"]
     assert played(search_r1(), [*replies, NORWAY, THIRD])[1] == Closed("Norway", history=R1_HOPS)
 
@@ -307,13 +284,8 @@ def test_what_the_script_does_not_find_is_asked_again_until_the_limit() -> None:
         _, ended = played(scripted(COMPARED, max_hops=2), replies)
         assert ended.answer == answer
     # An answer is named as whole words.
-    for answers, text, answer in (
-        (("Oslo", "Kristiania"), "Born in OSLO, Norway", "Oslo"),
-        (("Oslo",), "the Oslo-based singer", "Oslo"),
-        (("Oslo",), "Osloers, and Oslomarka", ""),
-        (("the", "?"), "the ?", ""),  # no word is left of these
-    ):
-        assert rag.named(answers, ["Something else.", text]) == answer
+    for text, answer in (("the OSLO-based singer", "Oslo"), ("Osloers, and Oslomarka", "")):
+        assert rag.named(("?", "Oslo"), ["Something else.", text]) == answer
 
 
 BODIES = {
@@ -322,10 +294,8 @@ BODIES = {
     "never": "return 'Norway'; yield",
     "raises": "yield question; raise LookupError('no such place')",
     "plain": "return question",
-    "wild": "yield ['Oslo', 'Bergen']",
     "empty": "yield ' '",
     "endless": "yield question; yield question; yield question",
-    "number": "yield question; return 7",
 }
 CODE = "".join(f"def {name}(question, max_searches): {body}\n" for name, body in BODIES.items())
 
@@ -343,10 +313,10 @@ def test_a_users_agent_searches_and_its_faults_break_the_episode(tmp_path: Path)
     assert ended == Closed("3 Norway", history=(first, second))
     _, ended = played(agent("once"), [OSLO])
     assert ended == Closed("in Oslo, of 2", history=(Hop("Oslo", "in Oslo, of 2"),))
-    for name, replies in {"raises": [OSLO], "number": [OSLO], "endless": [OSLO, NORWAY]}.items():
+    for name, replies in {"raises": [OSLO], "endless": [OSLO, NORWAY]}.items():
         ended = played(agent(name), replies)[1]
         assert (ended.cause, f"{file}:{name}" in ended.message) == (OWN_CODE, True)
-    for name in ("plain", "wild", "empty", "never"):  # before its first search
+    for name in ("plain", "empty", "never"):  # before its first search
         with pytest.raises(StopIteration) as at_once:
             next(agent(name).play(TASK))
         assert at_once.value.value.cause == ("no_retrieval" if name == "never" else OWN_CODE)
@@ -371,20 +341,7 @@ def state_rows(most: int = 1000, **how: bool) -> StateRows:
     return StateRows(tokenizer, (), 0, most + 1, **how)
 
 
-def test_a_state_has_lines_of_question_hops_and_query() -> None:
-    step, query = Retrieve("Where is\nMalmö? ", STATE_HOPS), "Query: Where is Malmö?"
-    lines = state_rows().text("Of which\ncountry?", step).split("\n")
-    assert lines[:1] + lines[3:] == [f"Instruct: {pool_search.STATEFUL}", query]
-    assert lines[1].endswith(": Of which country?")
-    assert json.loads(lines[2].partition(": ")[2]) == [
-        {"sub_query": hop.sub_query, "status": hop.status, "answer": hop.answer}
-        for hop in STATE_HOPS
-    ]
-    stateless = state_rows(stateful=False).text("Of which country?", step)
-    assert stateless == f"Instruct: {pool_search.STATELESS}\n{query}"
-    bare = {"stateful": False, "instruction": False}
-    assert state_rows(**bare).text("Of which country?", step) == query
-    # Half a surrogate pair does not stop the tokenizer.
+def test_a_text_that_is_no_utf8_does_not_stop_the_tokenizer() -> None:
     state_rows().text("Q\ud800?", Retrieve("q\udfff?", (Hop("a", "\ud800"),))).encode()
 
 

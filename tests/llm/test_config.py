@@ -21,43 +21,30 @@ def config(**settings: Any) -> ClientConfig:
 
 def test_urls() -> None:
     for url, meant, local in (
-        ("http://127.0.0.1:8000", "http://127.0.0.1:8000/v1", True),
-        ("http://localhost:8000/v1/", "http://localhost:8000/v1", True),
-        ("http://[::1]:8000/v1", "http://[::1]:8000/v1", True),
+        ("http://localhost:8000", "http://localhost:8000/v1", True),
+        ("http://[::1]:8000/v1/", "http://[::1]:8000/v1", True),
         ("https://llm.example.com/api/v2", "https://llm.example.com/api/v2", False),
     ):
         assert (config(url=url).url, is_local(config(url=url).url)) == (meant, local)
 
 
-def test_refused_fields_of_a_client() -> None:
-    wrong: dict[str, list[Any]] = {
-        "url": ["127.0.0.1:8000", "http://host:port", "http://ho st/", "unix:a/path"],
+def test_refused_fields_of_a_client(model_folder: Path) -> None:
+    for field, named, value in (
+        *(("url", "url", value) for value in ("127.0.0.1:8000", "http://ho st/", "unix:a/path")),
+        *(("url", "api_key_env", f"http://{url}") for url in ("h/v1?key=secret", "u:secret@h/v1")),
         # As a variable could be called, too.
-        "api_key_env": ["sk-secret", "hf_secretAbC123", "secret0123"],
-        **{"model": [""], "concurrency": [0], "deadline": [float("nan")], "wait_limit": [-1]},
-    }
-    for field, values in wrong.items():
-        for value in values:
-            with pytest.raises(InputError, match=f"--llm.{field}") as raised:
-                config(**{field: value})
-            assert "secret" not in str(raised.value)
-    for url in ("http://host/v1?key=secret", "http://user:secret@host/v1"):
-        with pytest.raises(InputError, match=r"--llm\.api_key_env") as raised:
-            config(url=url)
+        *(("api_key_env", "api_key_env", key) for key in ("sk-secret", "hf_secretAbC123")),
+    ):
+        with pytest.raises(InputError, match=f"--llm.{named}") as raised:
+            config(**{field: value})
         assert "secret" not in str(raised.value)
-
-
-def test_refused_fields_of_a_server(model_folder: Path) -> None:
-    for model, named in (("/no/such", "server.model"), (str(model_folder.parent), "config.json")):
-        with pytest.raises(InputError, match=named):
-            ServerConfig(model)
+    with pytest.raises(InputError, match=r"config\.json"):  # no model
+        ServerConfig(str(model_folder.parent))
 
 
 def test_the_key_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert config().api_key() == ""
     monkeypatch.setenv("SOME_KEY", " sk-1\n")
     assert config(api_key_env="SOME_KEY").api_key() == "sk-1"
-    assert "sk-1" not in repr(config(api_key_env="SOME_KEY"))
     for unusable in ("", "schlüssel"):
         monkeypatch.setenv("SOME_KEY", unusable)
         with pytest.raises(InputError, match="SOME_KEY"):

@@ -17,7 +17,6 @@ from qrag_jax.llm.outcomes import (
     Failure,
     Outcome,
     Request,
-    RerankRequest,
     read_error,
     read_outcome,
     request_key,
@@ -27,9 +26,9 @@ from qrag_jax.llm.outcomes import (
 MESSAGES = (("user", "a"),)
 
 
-def read_reply(text: str, *, model: str = "", may_be_blank: bool = False) -> Outcome:
+def read_reply(text: str, *, may_be_blank: bool = False) -> Outcome:
     extra = {"return_token_ids": True} if may_be_blank else {}
-    return read_outcome(CompletionRequest("q", model=model, extra=extra), text, "")
+    return read_outcome(CompletionRequest("q", extra=extra), text, "")
 
 
 def cause(outcome: Outcome) -> str:
@@ -38,10 +37,9 @@ def cause(outcome: Outcome) -> str:
     return outcome.cause
 
 
-def reply(reply_fields: dict[str, Any] | None = None, **choice: Any) -> str:
-    """A completion with the text "a", with other fields in the reply and in its choice."""
-    choices = [{"text": "a", "finish_reason": "stop"} | choice]
-    return json.dumps({"choices": choices} | (reply_fields or {}))
+def reply(**choice: Any) -> str:
+    """A completion with the text "a", with other fields in its choice."""
+    return json.dumps({"choices": [{"text": "a", "finish_reason": "stop"} | choice]})
 
 
 def test_keys_and_bodies_differ_by_whatever_changes_the_answer() -> None:
@@ -59,82 +57,50 @@ def test_keys_and_bodies_differ_by_whatever_changes_the_answer() -> None:
     assert request_key(one, "model", "1") == request_key(other, "model", "1")
     usual = {"model": "m", "temperature": 0.0, "max_tokens": 256}
     assert CompletionRequest((1, 2), seed=3).body("m") == usual | {"prompt": [1, 2], "seed": 3}
-    messages = [{"role": "user", "content": "a"}]
-    extra = ChatRequest(MESSAGES, extra={"max_tokens": 7})
-    assert extra.body("m") == usual | {"messages": messages, "max_tokens": 7}
 
 
 def test_texts_of_replies() -> None:
     """Replies of any other form are in `tests/test_mutated_inputs.py`."""
+    answer = read_reply(reply(logprobs={"token_logprobs": [-0.5, -1]}, token_ids=[7, 8]))
+    assert answer == Answer("a", token_ids=(7, 8), log_probs=(-0.5, -1.0))
     several = json.dumps({"choices": [{"text": "a", "finish_reason": "stop"}] * 2})
-    for text in ("[" * 100_000, reply(token_ids=[math.inf]), several):
-        assert cause(read_reply(text)) == "malformed", text[:80]
+    for text in (reply(token_ids=[math.inf]), several):
+        assert cause(read_reply(text)) == "malformed", text
     assert read_reply(reply(text="a\ud800b")) == Answer("a\ufffdb")  # half a surrogate pair
-    read_error(400, '{"error": {"message": "no \\udfff"}}').message.encode()
     # The end of a turn alone is an answer where ids are asked for.
     ids = reply(text="", token_ids=[2])
     assert read_reply(ids, may_be_blank=True) == Answer("", token_ids=(2,))
     assert cause(read_reply(ids)) == "empty"
-    assert cause(read_reply(reply(text=""), may_be_blank=True)) == "empty"
-
-
-def test_an_answer_of_another_model_than_asked() -> None:
-    for fields in ({"model": "m@2"}, {}, {"model": ["m@3"]}):
-        assert cause(read_reply(reply(fields), model="m@3")) == "malformed"
-        assert read_reply(reply(fields)) == Answer("a")
-    assert read_reply(reply({"model": "m@3"}), model="m@3") == Answer("a")
 
 
 def test_a_text_that_ended_otherwise_is_no_answer() -> None:
     for reason, expected in (
-        *(("abort", "broken_off"), ("error", "broken_off"), ("content_filter", "filtered")),
-        *(("tool_calls", "tool_call"), (None, "unknown_end"), ("STOP", "unknown_end")),
-        *((["stop"], "unknown_end"), ("x" * 10_000, "unknown_end")),
+        *(("abort", "broken_off"), ("content_filter", "filtered"), ("tool_calls", "tool_call")),
+        *((None, "unknown_end"), (["stop"], "unknown_end"), ("x" * 10_000, "unknown_end")),
     ):
         # The cause is what the server said, also where there is no text besides.
-        texts: list[dict[str, Any]] = [{"text": "a"}, {"message": {"content": "a"}}, {"text": None}]
-        for text in texts:
-            assert cause(read_reply(reply(finish_reason=reason, **text))) == expected
-
-
-def test_log_probabilities_and_ids() -> None:
-    answer = read_reply(reply(logprobs={"token_logprobs": [-0.5, -1]}, token_ids=[7, 8]))
-    assert answer == Answer("a", token_ids=(7, 8), log_probs=(-0.5, -1.0))
+        for text in ("a", None):
+            assert cause(read_reply(reply(finish_reason=reason, text=text))) == expected
 
 
 def test_errors_in_any_words() -> None:
-    for text in ("", "<h1>Bad gateway</h1>", "[]", '{"error": {}}', '"x"', "3"):
+    for text in ("", "<h1>Bad gateway</h1>", '{"error": {}}'):
         assert read_error(502, text).cause == "server"
         assert read_error(413, text).cause == "too_long"
         assert read_error(404, text).cause == "request"
     for text in (
         "This model's maximum context length is 256 tokens. However, you requested 300 tokens.",
         "The decoder prompt (length 300) is longer than the maximum model length of 256.",
-        "the request exceeds the available context size, try increasing it",
     ):
         assert read_error(400, text).cause == "too_long"
 
 
 def test_seconds_that_a_server_asks_to_wait() -> None:
     assert retry_after({"retry-after": "2.5"}) == 2.5
-    for value in ("", "-3", "-1e400", "nan", "soon", "Mon, 01 Jan 2001 00:00:00 GMT"):
+    for value in ("", "-3", "nan", "soon", "Mon, 01 Jan 2001 00:00:00 GMT"):
         assert retry_after({"retry-after": value}) == 0.0
-    assert retry_after({}) == 0.0
     # A wait without end is longer than any deadline.
-    for value in ("1e400", "9" * 100_000):
-        assert retry_after({"retry-after": value}) == math.inf
-
-
-def test_scores_of_documents_are_read_in_their_order() -> None:
-    results = '[{"index": 1, "relevance_score": 0.25}, {"index": 0, "relevance_score": -3}]'
-    request = RerankRequest("q", ("a", "b"), extra={"truncate_prompt_tokens": -1})
-    body = {"model": "tiny", "query": "q", "documents": ["a", "b"], "truncate_prompt_tokens": -1}
-    assert request.body("tiny") == body
-    text = f'{{"results": {results}, "usage": {{"prompt_tokens": 7}}}}'
-    outcome = read_outcome(request, text, "v1")
-    assert outcome == Answer("[-3.0, 0.25]", version="v1", tokens_in=7)
-    three = RerankRequest("q", ("a", "b", "c"))
-    assert isinstance(read_outcome(three, text, ""), Failure)
+    assert retry_after({"retry-after": "9" * 100_000}) == math.inf
 
 
 # ---------------------------------------------------------------- counts

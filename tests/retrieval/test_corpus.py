@@ -70,15 +70,11 @@ def test_bad_passages_are_refused_and_leave_nothing(tmp_path: Path) -> None:
         assert writer.add(passage(0)) == 0
         for bad in (
             Passage(" ", "text"),
-            Passage("x", " \n"),
             Passage("x", wrong),
-            Passage("x", "t", "", {"f": {1, 2}}),
             Passage("x", "t", "", {"f": float("nan")}),
         ):
             with pytest.raises(InputError, match=r"wiki.jsonl:3"):
                 writer.add(bad, "wiki.jsonl:3")
-        with pytest.raises(InputError, match="passage 1"):
-            writer.add(bad)
         assert writer.add(titled) == 1
         assert list(writer.finish()) == [passage(0), titled]
 
@@ -103,21 +99,14 @@ def test_ids_lead_to_numbers_and_are_there_once(
 
 
 def test_files_of_other_folders_are_refused(tmp_path: Path) -> None:
-    """Links out, and names that lead out."""
-    whole = tmp_path / "whole"
-    write_corpus(whole, PASSAGES)
-    lines = whole / stored.LINES
-    lines.rename(tmp_path / "mine.jsonl")
-    lines.symlink_to("../mine.jsonl")
-    with pytest.raises(InputError, match=lines.name):
-        StoredCorpus(whole)
-    lines.unlink()
-    (tmp_path / "mine.jsonl").rename(lines)
-    content = json.loads((whole / stored.NAME).read_bytes())
+    """By names that lead out; links: tests/runtime/test_whole_files.py."""
+    write_corpus(tmp_path / "whole", PASSAGES)
+    path = tmp_path / "whole" / stored.NAME
+    content = json.loads(path.read_bytes())
     content["files"]["../mine"] = 1
-    (whole / stored.NAME).write_text(json.dumps(content))
+    path.write_text(json.dumps(content))
     with pytest.raises(InputError, match="mine"):
-        StoredCorpus(whole)
+        StoredCorpus(tmp_path / "whole")
 
 
 # ---------------------------------------------------------------------- vectors of an index
@@ -143,11 +132,11 @@ def test_an_index_has_its_own_files_alone(tmp_path: Path) -> None:
     np.testing.assert_array_equal(vectors, VECTORS)
     assert {path.name for path in index.iterdir()} == {*manifest.files, "manifest.json"}
     wanted: Any
-    for wanted in ({"corpus": "c1"}, {"encoder": "e1"}, {"width": 6}, {"count": 4}):
+    for wanted in ({"encoder": "e1"}, {"width": 6}, {"count": 4}):
         with pytest.raises(InputError, match=rf"manifest\.json.* field {next(iter(wanted))}"):
             open_vectors(index, **wanted)
     (tmp_path / "secret").write_bytes(b"x" * 60)
-    for name in ("../secret", "/etc/hostname", "a/b", "..", "", ".hidden", "a\\b"):
+    for name in ("../secret", "/etc/hostname", "a/b", "", "a\\b"):
         write_manifest(index, dataclasses.replace(manifest, files={name: 60}))
         with pytest.raises(InputError, match="plain name") as error:
             open_vectors(index)
@@ -173,6 +162,3 @@ def test_each_passage_is_there_once_in_the_order_of_first_sight() -> None:
     ids = [each.name.rpartition("-")[0] for each in found]
     assert ids == ["ada-berg", "lake-film", "no-7", "ada-berg"]
     assert pooled([BARE, other, LAKE])[2] == found[1]
-    marks = pooled([Passage("", "?", "!!!"), Passage("", "?", "???"), Passage("", "?", "!!!")])
-    assert len({each.name for each in marks}) == 2
-    assert pooled([]) == []

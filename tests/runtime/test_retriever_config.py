@@ -1,4 +1,4 @@
-"""`retriever.json` is read without jax; JSON of unknown origin is refused in one sentence."""
+"""`retriever.json`: written as read; fields, files and weights that are refused."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.bounded_json import BadJSONError, load, parsed
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 
 BYTES = {"state": b"weights of states", "chunk": b"weights of chunks"}
@@ -72,13 +71,10 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[str, Any]] = [
-    *(("title_separator", ""), ("format", 2), ("format", ...), ("search.beam", ...)),
-    *(("separator_id", 2**70), ("search.beams", 3), ("search", 3), ("state", None)),
+    *(("format", 2), ("search.beam", ...), ("search.beams", 3), ("separator_id", 2**70)),
     *(("chunk.prefix", "\ud800"), ("state.folder", "../state"), ("chunk.folder", "state")),
-    *(("chunk.width", 4), ("chunk.scale", 10**400), ("state.weights", {})),
-    *(("state.weights", {"../x": "0" * 64}), ("state.weights", {"x": "0" * 63})),
-    *(("sort_by_index", 1), ("positions.kind", "round"), ("positions.step", 18)),
-    *(("search.gamma", 1.5), ("search.stop_threshold", float("inf"))),
+    *(("chunk.width", 4), ("state.weights", {"../x": "0" * 64}), ("positions.kind", "round")),
+    *(("state.weights", {"x": "0" * 63}), ("search.stop_threshold", float("inf"))),
 ]
 
 
@@ -89,20 +85,17 @@ def test_wrong_fields_are_refused_by_name(tmp_path: Path) -> None:
         assert all(part in str(raised.value) for part in place.split("."))
         assert "\n" not in str(raised.value)
     # A width must split into halves, and these into pairs if they are rotated.
-    for kind, width, sound in (("relative", 6, False), ("none", 7, False), ("none", 6, True)):
+    for kind, width in (("relative", 6), ("none", 7)):
         content = changed("positions.kind", kind)
         content["state"]["width"] = content["chunk"]["width"] = width
-        if sound:
-            assert read(tmp_path, content).state.width == width
-        else:
-            with pytest.raises(InputError, match=r"state\.width"):
-                read(tmp_path, content)
+        with pytest.raises(InputError, match=r"state\.width"):
+            read(tmp_path, content)
 
 
 def test_files_that_are_none_and_other_weights_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"retriever\.json.*No such file"):
         RetrieverConfig.read(tmp_path)
-    for content in (b"{", b"\xff", b"[]", b" " * (2**20 + 1)):
+    for content in (b"{", b"\xff", b"[]", b"[" * 100_000, b"[1e999]", b" " * (2**20 + 1)):
         (tmp_path / NAME).write_bytes(content)
         with pytest.raises(InputError, match=r"retriever\.json"):
             RetrieverConfig.read(tmp_path)
@@ -116,19 +109,3 @@ def test_files_that_are_none_and_other_weights_are_refused(tmp_path: Path) -> No
         spoil()
         with pytest.raises(InputError, match=str(weights)):
             config.check_weights(tmp_path)
-
-
-# ---------------------------------------------------------------------- JSON of unknown origin
-
-
-def test_what_is_no_json_or_too_large(tmp_path: Path) -> None:
-    for text in ("[" * 100_000, "[1e999]", "[NaN]", b"\xff", "9" * 5000, "{"):
-        with pytest.raises(BadJSONError):
-            parsed(text)
-    path = tmp_path / "a.json"
-    with path.open("wb") as file:
-        file.truncate(2**34)
-    with pytest.raises(BadJSONError, match="64 MiB"):
-        load(path)
-    path.write_text("[1]")
-    assert load(path) == [1]

@@ -169,23 +169,21 @@ def test_what_a_tracker_lacks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pa
         monkeypatch.delenv(name, raising=False)
     file, log = tmp_path / "netrc", LogConfig(to=("tensorboard", "wandb"))
     monkeypatch.setenv("NETRC", str(file))
-
-    def refused(named: str, spec: ModuleSpec | None) -> None:
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: spec)
+    installed = importlib.util.find_spec("json")
+    for spec, named in (
+        (None, r"qrag_jax\[wandb\]"),
+        (ModuleSpec("wandb", None), r"qrag_jax\[wandb\]"),
+        (installed, "WANDB_API_KEY"),
+    ):
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name, spec=spec: spec)
         with pytest.raises(InputError, match=named):
             writers.check_usable(log)
-
-    installed = importlib.util.find_spec("json")
-    for spec in (None, ModuleSpec("wandb", None)):
-        refused(r"qrag_jax\[wandb\]", spec)
-    for text in (None, "machine\n", "machine api.example.org login user password abc\n"):
-        if text is not None:
-            file.write_text(text)  # a broken one is none
-        refused("WANDB_API_KEY", installed)
     file.write_text("machine api.wandb.ai login user password abc\n")
     file.chmod(0o600)
     writers.check_usable(log)
-    file.unlink()
+    file.write_text("machine\n")  # a broken one is none
+    with pytest.raises(InputError, match="WANDB_API_KEY"):
+        writers.check_usable(log)
     monkeypatch.setenv("WANDB_MODE", "offline")
     writers.check_usable(log)
 

@@ -20,12 +20,11 @@ def write(folder: Path, **files: bytes) -> Path:
 
 def test_every_byte_and_name_counts_and_places_do_not(tmp_path: Path) -> None:
     same = bytes(1 << 20)
-    for name in ("model_safetensors", "pytorch_model_bin", "a_pt"):
-        digests = {
-            model_digest(write(tmp_path / name / str(n), **{name: same + bytes([n]) + same}), print)
-            for n in range(3)
-        }
-        assert len(digests) == 3
+    digests = {
+        model_digest(write(tmp_path / str(n), model_safetensors=same + bytes([n]) + same), print)
+        for n in range(3)
+    }
+    assert len(digests) == 3
     one = write(tmp_path / "one" / "final", a_safetensors=b"1", b_safetensors=b"2")
     write(one, README_md=b"whatever")
     other = write(tmp_path / "other" / "final", a_safetensors=b"1", b_safetensors=b"2")
@@ -33,7 +32,6 @@ def test_every_byte_and_name_counts_and_places_do_not(tmp_path: Path) -> None:
     assert model_digest(one, print) == model_digest(other, print) != model_digest(swapped, print)
     write(other / "extra", tool_jinja=b"{{ tools }}")
     assert model_digest(other, print) != model_digest(one, print)
-    assert model_digest(tmp_path / "none", print) == ""
 
 
 def test_settings_of_the_server_that_change_answers_count_too(tmp_path: Path) -> None:
