@@ -25,7 +25,7 @@ from qrag_jax.data.reading import (
     read_parts,
     without_asked,
 )
-from qrag_jax.data.sample import Passage, Sample, is_held_out
+from qrag_jax.data.sample import Passage, is_held_out
 from qrag_jax.errors import InputError
 from tests.data.real_data import real
 from tests.support import worlds
@@ -75,16 +75,16 @@ def test_a_tenth_of_one_file_or_one_split_of_the_hub_is_held_out(tmp_path: Path)
 
 
 def test_mixtures_of_paths_or_of_one_folder(tmp_path: Path) -> None:
-    one = write_lines(tmp_path / "a" / "train.jsonl", two_facts("hotpotqa", 3)).parent
-    two = write_lines(tmp_path / "b.jsonl", two_facts("musique", 4))
-    settings = config({"hotpotqa": 1, "musique": 3}, f"hotpotqa={one}, musique={two}")
-    loaded = load(settings, "train", tmp_path, hold_out=False)
-    assert [s.source for s in loaded.all] == ["hotpotqa"] * 3 + ["musique"] * 4
-    for name in ("hotpotqa", "musique"):
-        write_lines(tmp_path / name / "train.jsonl", two_facts(name, 5))
-    settings = config({"hotpotqa": 1, "musique": 1}, str(tmp_path), limit=2)
-    loaded = load(settings, "train", tmp_path)
-    assert [len(part) for part in loaded.by_source.values()] == [2, 2]  # the limit is a source's
+    one = write_lines(tmp_path / "hotpotqa" / "train.jsonl", two_facts("hotpotqa", 5)).parent
+    two = write_lines(tmp_path / "musique" / "train.jsonl", two_facts("musique", 4))
+    sources = {"hotpotqa": 1, "musique": 3}
+    for path, limit, counts in (
+        (f"hotpotqa={one}, musique={two}", 0, [5, 4]),
+        (tmp_path, 2, [2, 2]),
+    ):
+        settings = config(sources, str(path), limit)  # the limit is a source's
+        loaded = load(settings, "train", tmp_path, hold_out=False)
+        assert [len(part) for part in loaded.by_source.values()] == counts
 
 
 def test_questions_of_both_splits_are_evaluated_on_alone(tmp_path: Path) -> None:
@@ -96,10 +96,9 @@ def test_questions_of_both_splits_are_evaluated_on_alone(tmp_path: Path) -> None
     assert [s.id for s in kept.all] == [f"r{i}" for i in range(3, 10)]
     with pytest.raises(InputError, match="hotpotqa"):
         without_questions(train, train.all)
-    same, other, asked = (Sample(name, text, (), (), (), "") for name, text in ("aA", "bB", "cA"))
-    assert without_asked([same, other], [asked]) == [other]
+    assert without_asked([*train.all], dev.all) == [*kept.all]
     with pytest.raises(InputError, match=r"config\.questions\.train"):
-        without_asked([same], [asked])
+        without_asked([*dev.all], dev.all)
 
 
 def test_paths_and_sources_that_are_refused(tmp_path: Path) -> None:
@@ -202,24 +201,8 @@ def test_gold_passages_of_each_data_set(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- questions taken apart
 
 
-def own(name: str = "chains") -> DataConfig:
-    return DataConfig(path=worlds.path_of(name), sources={"own": 1.0})
-
-
 def questions(config: DataConfig, max_hops: int = 4) -> Any:
     return load_questions(config, config, taken_apart=True, max_hops=max_hops)[:2]
-
-
-def test_questions_of_the_invented_world_with_their_decompositions() -> None:
-    train, dev = questions(own("many_chains"))
-    assert (len(train), len(dev)) == (200, 200)
-    for each in (*train, *dev):
-        assert each.decomposition.answers == each.answers
-        text = " ".join(page.whole for page in each.gold).casefold()
-        assert all(hop.answers[0].casefold() in text for hop in each.decomposition.hops)
-    few, _ = questions(own(), max_hops=2)
-    assert 0 < len(few) < 30
-    assert all(len(each.decomposition.hops) <= 2 for each in few)
 
 
 def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
@@ -234,5 +217,9 @@ def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
     for source, path in (("hotpotqa", "a"), ("musique", "")):  # without decompositions, or files
         with pytest.raises(InputError, match=source):
             questions(DataConfig(path=path, sources={source: 1.0}))
+    # Of the invented world (tests/test_worlds.py) those with few enough hops.
+    chains = DataConfig(path=worlds.path_of("chains"), sources={"own": 1.0})
+    few, _ = questions(chains, max_hops=2)
+    assert {len(each.decomposition.hops) for each in few} == {2}
     with pytest.raises(InputError, match="max_hops"):
-        questions(own(), max_hops=1)
+        questions(chains, max_hops=1)

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from examples.worlds.sentences import sentences_of as corpus_sentences_of
 from qrag_jax.data.long_docs import (
     PRESETS,
     BabilongConfig,
@@ -256,14 +255,3 @@ def test_invented_sentences_of_the_splits_are_disjoint() -> None:
     for length in (20, 500):
         for sample in story_documents(settings, "dev", length):
             assert not (set(sample.chunks) - facts) & train_pool
-
-
-# ---------------------------------------------------------------- sentences of corpora
-
-
-def test_where_sentences_of_a_corpus_end() -> None:
-    for text in ('He said "it rains."|(It did.)|Then', "As J. Berg et al. show (Fig. 3) it holds."):
-        assert [*corpus_sentences_of([text.replace("|", "  ")], 100, 1)] == text.split("|")
-    texts = ["One. Two two. Three. Four. Five.", "Six! Seven?"]  # neighbours together
-    found = [*corpus_sentences_of(texts, 9, 1, 2)]
-    assert found == ["One. Two two.", "Three. Four.", "Six! Seven?"]

@@ -75,14 +75,12 @@ def test_lists_of_queries_in_every_layout(tmp_path: Path) -> None:
         {"_id": "8", "text": "of BEIR", "metadata": {"x": 1}},
         {"_id": "8", "text": "again", "collection": "two"},
         {"id": "9", "pico": {"P": "adults", "O": "pain"}, "pub_date": "2019"},
-        {"id": "10", "query": "judged", "relevant_doc_ids": ["d"], "answers": None},
     ]
     assert read_query_list(write_lines(tmp_path / "asked.jsonl.gz", asked)) == [
         Query("7", "a query"),
         Query("8", "of BEIR"),
         Query("8", "again", collection="two"),
         Query("9", "Patient: adults; Outcome: pain", until="2019-12-31"),
-        Query("10", "judged"),
     ]
     twice = write_lines(tmp_path / "x.jsonl", [{"query": q, "id": "1"} for q in "xy"])
     with pytest.raises(InputError, match=r"x\.jsonl:2"):

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.corpora import BEIR_HEADER, Columns, read_corpus, read_qrels, read_queries
+from qrag_jax.data.corpora import BEIR_HEADER, Columns, read_corpus, read_qrels
 from qrag_jax.data.long_docs import read_stories
 from qrag_jax.data.records import load_hub, read_records, split_files
 from qrag_jax.data.sample import Passage
@@ -154,24 +154,3 @@ def test_documents_are_refused_with_line_and_field(tmp_path: Path) -> None:
     ):
         path = write_lines(tmp_path / "c.jsonl", [{"id": "a", "title": "T", "text": "t"}, record])
         refused(path, ":2", f"'{field}'", read=documents)
-
-
-@pytest.mark.parametrize("text", ["text", "contents"])
-def test_any_record_may_have_a_title(tmp_path: Path, text: str) -> None:
-    rows: list[dict[str, Any]] = [{"id": "a", text: "no"}, {"id": "b", text: "t", "title": "B"}]
-    rows += [{"id": "c", text: '"C"\nt'}, {"id": "d", text: "t", "title": None}]
-    for order in (rows, rows[::-1]):
-        titles = {d.name: d.title for d in documents(write_lines(tmp_path / "c.jsonl", order))}
-        assert titles == {"a": "", "b": "B", "c": "C" if text == "contents" else "", "d": ""}
-
-
-def test_queries_of_a_split_go_before_all(tmp_path: Path) -> None:
-    rows = [{"_id": "1", "text": "one"}, {"_id": "2", "text": "two"}]
-    write_lines(tmp_path / "queries.jsonl", rows)
-    write_lines(tmp_path / "queries_dev.jsonl.gz", rows[1:])
-    assert read_queries(tmp_path) == read_queries(tmp_path, "test") == {"1": "one", "2": "two"}
-    assert read_queries(tmp_path, "dev") == {"2": "two"}
-    for wrong in ({"_id": "1", "text": "again"}, {"_id": "3", "text": " "}):
-        write_lines(tmp_path / "queries.jsonl", [*rows, wrong])
-        with pytest.raises(InputError, match=r"queries\.jsonl:3"):
-            read_queries(tmp_path)

@@ -289,8 +289,8 @@ def test_what_the_script_does_not_find_is_asked_again_until_the_limit() -> None:
 
 
 BODIES = {
-    "good": "a = yield question; b = yield 'Where is Oslo?', 'Oslo'; return f'{len(a + b)} Norway'",
-    "once": "yield 'Oslo'; return f'in Oslo, of {max_searches}'",
+    "good": "a = yield question; b = yield 'Where is Oslo?', 'Oslo'; "
+    "return f'{len(a + b)} Norway of {max_searches}'",
     "never": "return 'Norway'; yield",
     "raises": "yield question; raise LookupError('no such place')",
     "plain": "return question",
@@ -308,11 +308,9 @@ def test_a_users_agent_searches_and_its_faults_break_the_episode(tmp_path: Path)
         return rag.OwnAgent.load(f"{file}:{name}", Limits(max_hops=2))
 
     steps, ended = played(agent("good"), [OSLO, NORWAY])
-    first, second = Hop(TASK.question, "Oslo"), Hop("Where is Oslo?", "3 Norway")
+    first, second = Hop(TASK.question, "Oslo"), Hop("Where is Oslo?", "3 Norway of 2")
     assert steps == [Retrieve(TASK.question, ()), Retrieve("Where is Oslo?", (first,))]
-    assert ended == Closed("3 Norway", history=(first, second))
-    _, ended = played(agent("once"), [OSLO])
-    assert ended == Closed("in Oslo, of 2", history=(Hop("Oslo", "in Oslo, of 2"),))
+    assert ended == Closed("3 Norway of 2", history=(first, second))
     for name, replies in {"raises": [OSLO], "endless": [OSLO, NORWAY]}.items():
         ended = played(agent(name), replies)[1]
         assert (ended.cause, f"{file}:{name}" in ended.message) == (OWN_CODE, True)

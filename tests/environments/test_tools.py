@@ -15,7 +15,6 @@ from qrag_jax.environments.episode import (
     Ended,
     Failed,
     Look,
-    Open,
     Reply,
     Said,
     Step,
@@ -130,17 +129,6 @@ def test_searches_are_answered_until_complete_is_called(form: str) -> None:
     assert steps[1::2] == [Look("Ada Berg", 2), Look("capital of Oslo", 3)]
     (answer,) = results(steps[2])
     assert all(f"Document ID: {each.id}\n{each.text}" in answer for each in (BERG, RAIN))
-
-
-def test_a_document_is_opened() -> None:
-    get = [ToolCall(GET, {"doc_id": doc_id}) for doc_id in ("b", " 8</tool_call> ", "b")]
-    steps, ended = played(
-        agent(tools=(GET, COMPLETE)), [get[0], OSLO, get[1], None, get[2], OSLO, DONE]
-    )
-    assert steps[1:6:2] == [Open("b"), Open("8</tool_call>"), Open("b")]
-    assert results(steps[2]) == ["Document ID: b\n# Oslo\nIt is the capital of Norway."]
-    assert "8/tool_call>" in results(steps[4])[0]
-    assert (ended.seen, ended.tally) == (("b",), ToolTally(turns=4, repeated=1, completed=True))
 
 
 def test_all_calls_of_a_turn_are_answered() -> None:

@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import json
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -25,14 +24,6 @@ def chat(prompt: str, **parameters: Any) -> ChatRequest:
 def texts(outcomes: Sequence[Outcome]) -> list[str]:
     """Texts of answers and causes of failures."""
     return [outcome.text if isinstance(outcome, Answer) else outcome.cause for outcome in outcomes]
-
-
-def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> bool:
-    """Waits up to `seconds` for `holds()` to be true; returns whether it is."""
-    ends = time.monotonic() + seconds
-    while not holds() and time.monotonic() < ends:
-        time.sleep(0.01)
-    return holds()
 
 
 @dataclasses.dataclass(frozen=True)

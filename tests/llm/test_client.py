@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import subprocess
 import sys
@@ -19,7 +18,8 @@ from qrag_jax.llm import endpoint
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome
 from tests import json_server
-from tests.llm.model_server import Call, MakeClient, ModelServer, Reply, chat, eventually, texts
+from tests.llm.model_server import Call, MakeClient, ModelServer, Reply, chat, texts
+from tests.llm.stand_in import wait_until
 
 CHILD = """
 import sys
@@ -45,29 +45,19 @@ def always(reply: Reply) -> Callable[[Call], Reply]:
 
 
 def test_answers_keep_their_order(server: ModelServer, make_client: MakeClient) -> None:
+    """And the server gets what was asked; one that cannot be sent fails alone."""
     delays = random.Random(0)
     server.script = lambda call: Reply(delay=delays.random() * 0.02)
-    prompts = [f"question {index}" for index in range(150)]
-    client = make_client(concurrency=24)
-    assert texts(client.ask_blocking(list(map(chat, prompts)))) == [f"echo: {p}" for p in prompts]
-    assert len(server.calls) == 150
+    requests: list[Any] = [chat(f"question {index}", seed=index) for index in range(150)]
+    requests += [CompletionRequest("once upon", max_tokens=7, log_probs=True), chat("half \ud800")]
+    answers = make_client(concurrency=24, version="step 3").ask_blocking(requests)
+    expected = [*(f"echo: question {index}" for index in range(150)), "echo: once upon", "request"]
+    assert texts(answers) == expected
+    assert {each.version for each in answers if isinstance(each, Answer)} == {"step 3"}
+    sent = {str((call.path, dict(call.body))) for call in server.calls}
+    assert sent == {str((f"/v1{each.path}", each.body("tiny"))) for each in requests[:-1]}
     assert 12 <= server.most_at_once <= 24
     assert server.connections <= 25  # they are used again
-
-
-def test_what_the_server_is_sent(server: ModelServer, make_client: MakeClient) -> None:
-    client = make_client(version="step 3")
-    requests = [
-        chat("hello there", temperature=0.7, seed=5, extra={"top_k": 3}),
-        CompletionRequest("once upon", max_tokens=7, log_probs=True),
-        chat("half \ud800"),  # fails alone
-    ]
-    answers = client.ask_blocking(requests)
-    assert {call.path: dict(call.body) for call in server.calls} == {
-        f"/v1{each.path}": each.body("tiny") for each in requests[:2]
-    }
-    assert texts(answers) == ["echo: hello there", "echo: once upon", "request"]
-    assert all(isinstance(a, Answer) and a.version == "step 3" for a in answers[:2])
 
 
 def test_identical_requests_in_flight_are_sent_once(
@@ -77,7 +67,7 @@ def test_identical_requests_in_flight_are_sent_once(
     client = make_client()
     greedy = client.submit([chat("same"), chat("other"), chat("same"), chat("same")])
     sampled = client.submit([chat("sampled", temperature=1.0)] * 3)
-    assert eventually(lambda: len(server.calls) == 5)
+    wait_until(lambda: len(server.calls) == 5)
     joining = client.submit([chat("same")])
     time.sleep(0.05)
     assert joining.cancel()  # which leaves the request to those who asked first
@@ -95,7 +85,7 @@ def test_cancelling_one_batch_leaves_the_others_whole(
     server.script = lambda call: Reply(delay=0.05 if call.prompt.startswith("later") else 0.3)
     client = make_client(concurrency=8)
     cancelled = client.submit([chat(f"shared {index}") for index in range(200)])
-    assert eventually(lambda: len(server.calls) >= 8)
+    wait_until(lambda: len(server.calls) >= 8)
     # These join requests of the batch that is cancelled, and must then ask themselves.
     kept = client.submit([chat(f"shared {index}") for index in range(12)])
     later = client.submit([chat(f"later {index}") for index in range(20)])
@@ -130,9 +120,8 @@ def test_close_cancels_what_is_in_flight(server: ModelServer, make_client: MakeC
     server.script = lambda call: Reply(delay=30)
     client = make_client()
     future = client.submit([chat("a")])
-    assert eventually(lambda: len(server.calls) == 1)
+    wait_until(lambda: len(server.calls) == 1)
     started = time.monotonic()
-    client.close()
     client.close()
     assert time.monotonic() - started < 5
     with pytest.raises(CancelledError):
@@ -161,7 +150,6 @@ def test_errors_that_may_pass_use_up_the_attempts(
     client = make_client(attempts=3, attempt_timeout=0.3)
     for fault, cause, attempts, message in (
         (Reply(status=500, text="engine died"), "server", 3, "engine died"),
-        (Reply(status=429), "rate_limit", 3, "429"),
         (Reply(drop=True), "connection", 3, "disconnected"),
         (Reply(delay=30), "timeout", 3, "0.3 s"),
         (Reply(status=400, text="no such model"), "request", 1, "no such model"),
@@ -212,10 +200,8 @@ def test_long_and_compressed_replies_are_not_read_to_their_end(
     monkeypatch.setattr(endpoint, "LONGEST_REPLY", 100_000)
     server.script = lambda call: Reply("x" * (200_000 if call.prompt == "long" else 90_000))
     client = make_client(attempts=2)
-    long, short = client.ask_blocking([chat("long"), chat("short")])
-    assert isinstance(long, Failure)
-    assert (long.cause, long.attempts) == ("malformed", 2)
-    assert isinstance(short, Answer)
+    outcomes = client.ask_blocking([chat("short"), chat("long")])
+    assert (len(texts(outcomes)[0]), texts(outcomes)[1]) == (90_000, "malformed")
     assert {call.headers["accept-encoding"] for call in server.calls} == {"identity"}
     for reply in (
         Reply(status=400, raw="x" * 200_000),
@@ -252,51 +238,16 @@ def test_waiting_ends_at_the_limit(
     # The limit is the outage's, not each request's: 50 times 0.5 s would be 25.
     assert 0.4 < time.monotonic() - started < 10
     assert set(texts(outcomes)) == {"connection"}
-    failure = only(outcomes[:1])
-    assert server.url in failure.message
-    assert "--llm.wait_limit" in failure.message
+    assert "--llm.wait_limit" in only(outcomes[:1]).message
     assert client.counters()["failures_connection"] == 200
     assert len(said) <= 6
     server.start()
-    assert eventually(lambda: texts(client.ask_blocking([chat("a")])) == ["echo: a"])
+    wait_until(lambda: texts(client.ask_blocking([chat("a")])) == ["echo: a"])
 
 
 # ---------------------------------------------------------------- keys and other servers
 
 KEY = "sk-of-a-test-0123456789"
-
-
-def test_the_key_is_sent_and_hidden_where_the_server_repeats_it(
-    server: ModelServer,
-    make_client: MakeClient,
-    said: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """See tests/test_planted_keys.py for files and outputs of whole commands."""
-    monkeypatch.setenv("MY_LLM_KEY", KEY)
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-of-someone-else")
-    monkeypatch.setenv("OPENAI_ORG_ID", "someone-elses")
-    caplog.set_level(logging.DEBUG)
-
-    def script(call: Call) -> Reply:
-        repeated = f"you sent {call.headers['authorization']}"
-        faults = {"refuse": Reply(repeated, status=401), "repeat": Reply(repeated)}
-        return faults.get(call.prompt, Reply(drop=call.prompt == "drop"))
-
-    server.script = script
-    client = make_client(api_key_env="MY_LLM_KEY", attempts=2)
-    outcomes = client.ask_blocking([chat("a"), chat("refuse"), chat("drop"), chat("repeat")])
-    assert server.calls[0].headers["authorization"] == f"Bearer {KEY}"
-    assert "you sent Bearer [the API key]" in only(outcomes[1:2]).message
-    assert texts(outcomes[3:]) == ["you sent Bearer [the API key]"]
-    shown = [*map(repr, (client, client.config, client.counters(), *outcomes)), *said, caplog.text]
-    assert not any(KEY in text for text in shown)
-    assert "POST" in caplog.text  # logging was on
-    make_client().ask_blocking([chat("b")])
-    last = server.calls[-1].headers
-    assert "sk-of-someone-else" not in last.get("authorization", "")
-    assert "openai-organization" not in last
 
 
 def test_single_calls_hide_a_repeated_key() -> None:
@@ -318,10 +269,13 @@ def test_single_calls_hide_a_repeated_key() -> None:
 def test_prompts_go_to_no_other_server(
     make_client: MakeClient, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not to a proxy where the server is on this machine, and not where it redirects."""
+    """Not to a proxy where the server is on this machine, and not where it redirects. The key of
+    the client's own server: tests/test_planted_keys.py."""
     for name in ("http_proxy", "HTTP_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("OPENAI_API_KEY", KEY)  # of somebody else
     assert texts(make_client(wait_limit=1.0).ask_blocking([chat("a")])) == ["echo: a"]
+    assert KEY not in str(server.calls[0].headers)
     with ModelServer() as other:
         target = f"{other.url}/chat/completions"
         server.script = lambda call: Reply(status=307, headers={"location": target})

@@ -30,19 +30,13 @@ PASSAGES = [
 ]
 
 
-def test_passages_come_back_at_random(tmp_path: Path) -> None:
+def test_passages_come_back_at_random_and_by_their_fields(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path, PASSAGES)
-    assert len(corpus) == 4
-    assert corpus.passages([3, 0, 0]) == [PASSAGES[3], PASSAGES[0], PASSAGES[0]]
-    assert corpus.passages(np.array([1], np.int64)) == [PASSAGES[1]]
+    assert corpus.passages(np.array([3, 0, 0])) == [PASSAGES[3], PASSAGES[0], PASSAGES[0]]
     assert list(StoredCorpus(tmp_path)) == PASSAGES
     for wrong in (4, NONE):
         with pytest.raises(IndexError):
             corpus.passages([wrong])
-
-
-def test_matching(tmp_path: Path) -> None:
-    corpus = write_corpus(tmp_path, PASSAGES)
     for where, numbers in (
         ({}, [0, 1, 2, 3]),
         ({"language": ["de", None]}, [1, 3]),

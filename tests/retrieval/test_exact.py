@@ -11,7 +11,7 @@ from qrag_jax.retrieval import exact
 from qrag_jax.retrieval import vectors as scanning
 from qrag_jax.retrieval.exact import STORAGES, ExactIndex
 from qrag_jax.retrieval.protocol import NONE, Queries
-from qrag_jax.retrieval.vectors import rotated, scan
+from qrag_jax.retrieval.vectors import scan
 from qrag_jax.runtime.platform import CompilationCounter
 from tests import reference
 from tests.devices import mesh_of
@@ -71,14 +71,6 @@ def test_batches_are_a_few_programs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 # ---------------------------------------------------------------------- positions
 
 PLACED = 8  # width
-
-
-def test_a_rotation_can_be_undone() -> None:
-    """That it is the formula's, the next test shows."""
-    vectors = np.random.default_rng(0).standard_normal((5, PLACED)).astype(np.float32)
-    places = np.array([0, 1, 20, 2_000, 3_000_000])
-    turned = rotated(vectors, places, 10_000.0)
-    np.testing.assert_allclose(rotated(turned, places, 10_000.0, back=True), vectors, atol=1e-6)
 
 
 @pytest.mark.parametrize(

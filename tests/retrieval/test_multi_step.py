@@ -122,7 +122,6 @@ def test_questions_filters_and_steps_of_their_own(monkeypatch: pytest.MonkeyPatc
     limits = [1 + i % 3 for i in range(len(QUESTIONS))]
     cut = [hits[:most] for hits, most in zip(whole, limits, strict=True)]
     same(search.search(QUESTIONS, steps=limits), cut)
-    same(search.search(QUESTIONS, steps=2), [hits[:2] for hits in whole])
     for questions, steps in ((QUESTIONS, 4), (["a"], [1, 2]), (["a"], 0)):
         with pytest.raises(InputError, match="steps"):
             search.search(questions, steps=steps)
@@ -188,4 +187,3 @@ def test_titles_stand_in_states_as_the_run_had_them() -> None:
     (found,) = MultiStepSearch(index, towers, rules).search([document.question])
     (expected,) = search_of(joined, rules).search([document.question])
     assert [hit[:3] for hit in found] == [hit[:3] for hit in expected]
-    assert len(found) > 1

@@ -80,8 +80,20 @@ def test_semantic_is_the_scorers_order_and_golden_knows() -> None:
     wanted = ("q", 2, WORDY), ("r", 9, WORDY[:3]), ("s", 2, ())
     assert found(OwnRetriever("semantic", scorer), *wanted) == ["fe", "cba", ""]
     assert scorer.calls == 1, "the pairs of all searches are one batch"
-    wanted = ("anything", 1, WORDY), ("", 5, WORDY[:1]), ("", 5, ())
-    assert found(OwnRetriever("golden"), *wanted) == ["be", "", ""]
+    assert found(OwnRetriever("golden"), ("anything", 1, WORDY), ("", 5, ())) == ["be", ""]
+
+
+def test_vectors_of_documents_are_computed_once() -> None:
+    batches: list[Sequence[str]] = []
+
+    def embed(texts: Sequence[str]) -> np.ndarray:
+        batches.append(texts)
+        return np.array([[text.count("whale"), text.count("ship")] for text in texts], np.float32)
+
+    scorer = EmbeddingScorer(embed, embed, keep=6)
+    for _ in range(2):
+        assert found(OwnRetriever("semantic", scorer), ("ship", 2, WORDY)) == ["fe"]
+    assert [[*batch] for batch in batches] == [[each.text for each in WORDY], ["ship"], ["ship"]]
 
 
 def test_interleaved_by_hand() -> None:
@@ -118,66 +130,29 @@ def test_a_scorer_that_fails_is_a_failure(name: str) -> None:
         OwnRetriever(name)  # without something that scores
 
 
-def test_vectors_of_documents_are_computed_once() -> None:
-    batches: list[list[str]] = []
-
-    def embed(texts: Sequence[str]) -> np.ndarray:
-        batches.append(list(texts))
-        return np.array([[text.count("whale"), text.count("ship")] for text in texts], np.float32)
-
-    scorer = EmbeddingScorer(embed, embed, keep=6)
-    for _ in range(2):
-        assert found(OwnRetriever("semantic", scorer), ("ship", 2, WORDY)) == ["fe"]
-    assert batches == [[each.text for each in WORDY], ["ship"], ["ship"]]
-    scorer(["whale"], [["whale"]])  # for which one of six is given up
-    scorer(["whale"], [[WORDY[0].text]])
-    assert batches[3::2] == [["whale"], [WORDY[0].text]]
-
-
 # ---------------------------------------------------------------------- a server that scores
 
 TEXTS = ["red cat", "red red cat", "blue dog", "red dog", "green cow", "blue cat"]
 
 
-@pytest.fixture
-def model_server() -> Iterator[ModelServer]:
-    with ModelServer() as running:
-        yield running
-
-
-@pytest.fixture
-def client(model_server: ModelServer) -> Iterator[Client]:
-    settings: dict[str, Any] = {"attempts": 3, "attempt_timeout": 5.0, "deadline": 10.0}
-    settings |= {"retry_pause": 0.01, "wait_limit": 0.3}
-    config = ClientConfig(model_server.url, "tiny", **settings)
-    with Client(config, log=lambda line: None) as running:
-        yield running
-
-
 def test_a_server_orders_the_documents(model_server: ModelServer, client: Client) -> None:
-    """The server sends the best first, so the scores have to find their documents again."""
-    queries, documents = ["cat dog blue", "none", "cow"], [TEXTS, [], TEXTS[4:]]
-    rows = [scores.tolist() for scores in endpoint_scorer(client)(queries, documents)]  # type: ignore[union-attr]
-    assert rows == [[1.0, 1.0, 2.0, 1.0, 0.0, 2.0], [], [1.0, 0.0]]
-    calls = {call.body["query"]: call for call in model_server.calls}
-    assert calls.keys() == {"cat dog blue", "cow"}  # no request without documents
-    assert calls["cow"].path == "/v1/rerank"
-    body = {"model": "tiny", "query": "cow", "documents": TEXTS[4:]}
-    assert calls["cow"].body == body
-
-
-def test_a_failure_is_no_scores(model_server: ModelServer, client: Client) -> None:
+    """It sends the best first, so the scores have to find their documents again. A failure is no
+    scores."""
     bad = {"fails": Reply(status=500)}
     for name, scores in (("short", [1.0]), ("none", [1.0, math.nan])):
         rows = [{"index": n, "relevance_score": score} for n, score in enumerate(scores)]
         bad[name] = Reply(raw=json.dumps({"results": rows}))
     model_server.script = lambda call: bad.get(call.prompt, Reply())
-    *none, good = endpoint_scorer(client)([*bad, "dog"], [*[TEXTS[3:5]] * 3, TEXTS[1:3]])
+    queries = [*bad, "cat dog blue", "nothing", "cow"]
+    *none, six, empty, two = endpoint_scorer(client)(
+        queries, [*[TEXTS[3:5]] * 3, TEXTS, [], TEXTS[4:]]
+    )
     assert none == [None, None, None]
-    assert good is not None
-    assert good.tolist() == [0.0, 1.0]
-    counts = client.counters()
-    assert (counts["failures_server"], counts["failures_malformed"]) == (1, 2)
+    rows = [scores.tolist() for scores in (six, empty, two) if scores is not None]
+    assert rows == [[1.0, 1.0, 2.0, 1.0, 0.0, 2.0], [], [1.0, 0.0]]
+    calls = {call.body["query"]: call.body for call in model_server.calls}
+    assert calls.keys() == {*bad, "cat dog blue", "cow"}  # no request without documents
+    assert calls["cow"] == {"model": "tiny", "query": "cow", "documents": TEXTS[4:]}
 
 
 # ---------------------------------------------------------------------- a server that embeds

@@ -112,10 +112,6 @@ def test_a_server_that_fails(
         built(task, server)
     monkeypatch.setattr(qdrant, "TIMEOUT", 60)
     let_go.set()
-    with running() as gone:
-        pass
-    with pytest.raises(InputError, match=gone.url):
-        built(task, gone)
     fails_with(500, 502, 0)
     with pytest.raises(InputError, match="502"):
         built(task, server)
@@ -148,10 +144,9 @@ def test_a_collection_of_other_things_stays_as_it_is(tmp_path: Path, server: Sta
 
 
 def test_settings_are_refused_without_their_secrets() -> None:
-    for url in ("db:6333", "http://me:secret@db", "http://db?api-key=secret"):
-        with pytest.raises(InputError, match="URL") as error:
-            QdrantSettings(url)
-        assert "secret" not in str(error.value)
+    with pytest.raises(InputError, match="URL") as error:
+        QdrantSettings("http://db?api-key=secret")
+    assert "secret" not in str(error.value)
     read = QdrantSettings.parse("shards=16,batch=64,exact=True", url="http://db:6333/q/")
     assert read == QdrantSettings("http://db:6333/q", batch=64, shards=16, exact=True)
     for text in ("shard=3", "url=http://a", "shards=1.5"):

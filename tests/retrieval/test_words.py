@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.testing import assert_allclose
 
-from qrag_jax.data.corpora import qrels_path, read_corpus, read_qrels, read_queries
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.boolean_search import (
     AND,
@@ -30,11 +29,8 @@ from qrag_jax.retrieval.boolean_search import (
     parse_boolean,
     sought,
 )
-from qrag_jax.retrieval.corpus import write_corpus
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.protocol import NONE, Queries
-from qrag_jax.serving.searcher import Ask, Searcher
-from tests.data.real_data import real
 from tests.retrieval.small_corpus import slow_bm25, stored
 
 PLAIN: dict[str, Any] = {"stemmer": "", "stop_words": ""}
@@ -44,20 +40,17 @@ def test_scores_are_those_of_the_formula(tmp_path: Path) -> None:
     """A small random corpus with a word in every passage, rare ones, and passages of one word."""
     config = BM25Config(k1=0.9, b=0.4, **PLAIN)  # the defaults: tests/conformance/test_engines.py
     draw = random.Random(0)
-    lengths, weights = (0, 1, 3, 30), [8, 7, 5, 3, 2, 1, 1, 1]
-    known = ["aa", "bb", "cc", "dd", "ee", "ff", "gg", "hh"]
-    words = [["all", *draw.choices(known, weights, k=draw.choice(lengths))] for _ in range(25)]
+    weights, known = [8, 7, 5, 3, 2, 1], ["aa", "bb", "cc", "dd", "ee", "ff"]
+    words = [
+        ["all", *draw.choices(known, weights, k=draw.choice((0, 1, 3, 30)))] for _ in range(25)
+    ]
     index = BM25Index.build(stored(tmp_path, [" ".join(each) for each in words]), config)
-    queries = ["aa", "all", "hh gg", "aa aa bb", "bb aa aa", "never", "aa never bb", ""]
-    queries.append("all aa hh hh hh")
+    queries = ["all", "ff ee", "aa aa bb", "bb aa aa", "aa never bb", "", "all aa ff ff ff"]
     hits = index.search(Queries(queries), len(words))
-    for query, numbers, scores in zip(queries, hits.numbers, hits.scores):
-        slow = slow_bm25(words, query.split(), config)
-        found = numbers[numbers != NONE]
-        assert set(found) == set(np.flatnonzero(slow > 0))
-        np.testing.assert_allclose(scores[: len(found)], slow[found], rtol=1e-5)
-        assert np.all(np.diff(scores[: len(found)]) <= 0)
-        assert np.all(scores[len(found) :] == -np.inf)
+    wanted = np.stack([slow_bm25(words, query.split(), config) for query in queries])
+    wanted[wanted == 0] = -np.inf
+    assert_allclose(np.sort(wanted)[:, ::-1], hits.scores, rtol=1e-5)
+    assert_allclose(np.take_along_axis(wanted, hits.numbers, 1), hits.scores, rtol=1e-5)
 
 
 SCRIPTS = [
@@ -90,28 +83,6 @@ def test_searching_words_asks_jax_for_no_device() -> None:
     """
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout.splitlines() == ["['run', 'dog']", "False", "[4]"]
-
-
-@pytest.mark.parametrize(
-    ("name", "least"),
-    [pytest.param("scifact", 0.695, marks=pytest.mark.nightly), ("cranfield", 0.375)],
-)
-def test_the_quality_on_real_collections_is_that_of_the_books(
-    name: str, least: float, tmp_path: Path
-) -> None:
-    """nDCG@10 of the defaults on the dev queries: SciFact 0.701, Cranfield 0.383 as of writing."""
-    folder = real(f"ir/{name}")
-    documents = [passage for _, passage in read_corpus(folder)]
-    corpus = write_corpus(tmp_path, (each for each in documents if each.text))
-    index = BM25Index.build(corpus)
-    queries = read_queries(folder, "dev")
-    hits = index.search(Queries(list(queries.values())), 100)
-    run = {
-        query: [passage.name for passage in corpus.passages(numbers[numbers != NONE])]
-        for query, numbers in zip(queries, hits.numbers)
-    }
-    (column,) = ranking_columns(run, read_qrels(qrels_path(folder, "dev")), ["ndcg@10"]).values()
-    assert least < np.mean([*column.values()]) < least + 0.02
 
 
 # ---------------------------------------------------------------------- Boolean queries
@@ -192,19 +163,12 @@ def test_queries_and_their_trees() -> None:
     for text in UNREADABLE:
         with pytest.raises(InputError):
             parse_boolean(text)
-
-
-def test_a_query_may_be_long_but_not_deep() -> None:
-    for opening, closing, each in (("(", ")", 1), ("NOT NOT ", "", 2), ("(b OR NOT ", ")", 2)):
-        times = DEEPEST // each
-        deep = opening * times + "a" + closing * times
-        parse_boolean(deep)
-        with pytest.raises(InputError, match=f"{DEEPEST}"):
-            parse_boolean(f"b ({deep})")
-    for text in ("(" * 50_000, "NOT " * 50_000):
+    # A query may be long but not deep.
+    assert parse_boolean("a AND " * 10_000 + "a") == Operator(AND, ("a",) * 10_001)
+    parse_boolean("(" * DEEPEST + "a" + ")" * DEEPEST)
+    for text in ("(" * DEEPEST + "(a)" + ")" * DEEPEST, "NOT " * 50_000):
         with pytest.raises(InputError, match=f"{DEEPEST}"):
             parse_boolean(text)
-    assert parse_boolean("a AND " * 10_000 + "a") == Operator(AND, ("a",) * 10_001)
 
 
 SPOKEN = ("run", "cat", "dog", "sea", "of", "well")
@@ -275,11 +239,5 @@ def test_a_query_that_cannot_be_read_has_no_hits(tmp_path: Path) -> None:
     index = BooleanIndex(BM25Index.build(stored(tmp_path / "c", ["cat", "dog"])))
     hits = index.search(Queries(["cat AND", "(dog", "dog", "NOT cat"]), 1)
     assert hits.numbers.tolist() == [[NONE], [NONE], [1], [NONE]]
-    search = SingleStepSearch(index)
-    found = search.search(["cat AND", "cat"], 2)
-    assert [[hit.id for hit in own] for own in found] == [[], ["p0"]]
-    with pytest.raises(InputError):  # commands refuse it, a server this question alone
-        search.check("(cat")
-    refused, answered = Searcher(search).search([Ask("(cat"), Ask("cat")])
-    assert isinstance(refused, InputError)
-    assert [hit.id for hit in answered] == ["p0"]
+    with pytest.raises(InputError):  # commands refuse it
+        SingleStepSearch(index).check("(cat")

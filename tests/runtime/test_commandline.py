@@ -25,7 +25,7 @@ from tests.support.forks import Forked
 
 def get_config() -> ConfigDict:
     """This file is also the experiment of the command that it is."""
-    return ConfigDict({"fail": "", "rate": 0.5, "seed": 1})
+    return ConfigDict({"fail": "", "seed": 1})
 
 
 def main() -> int:
@@ -63,7 +63,6 @@ def run(*words: str) -> tuple[int | None, str, str]:
     ("word", "named"),
     [
         ("--workdri=x", "workdri"),
-        ("--config.rate=nan", "--config.rate"),
         ("more", "'more'"),
         ("--config.fail=input", "data.jsonl: field 'id' is missing; add it."),
     ],

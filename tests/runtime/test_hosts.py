@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -23,48 +23,34 @@ from qrag_jax.feedback.rewards import sums_of_all
 from qrag_jax.llm.outcomes import Answer, Counters, Failure
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.hosts import AgreedStop
-from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.runtime.interrupt import Stopped
 from tests.devices import run_two_processes
 
 # ---------------------------------------------------------------------- one host
 
-HEARD: list[int] = []
 
-
-@pytest.fixture
-def handlers() -> Iterator[None]:
-    """Of this process; they note which signals they get."""
-    HEARD.clear()
-    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda n, _: HEARD.append(n)) for number in numbers}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
-
-
-@pytest.mark.usefixtures("handlers")
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_a_signal_stops_before_the_next_step(number: signal.Signals) -> None:
-    with AgreedStop() as stop:
-        stop.before_step(1)
-        signal.raise_signal(number)
-        assert (stop.requested, stop.name, HEARD) == (True, number.name, [])
-        for check in (stop.check, lambda: stop.before_step(2)):
-            with pytest.raises(Stopped, match=number.name):
-                check()
-        if number == signal.SIGINT:  # a second one ends at once
+def test_a_second_ctrl_c_ends_at_once_and_an_ignored_hang_up_stays_ignored() -> None:
+    """Runs that are stopped by one: tests/test_train.py."""
+    heard: list[int] = []
+    before = {
+        signal.SIGINT: signal.signal(signal.SIGINT, lambda number, _: heard.append(number)),
+        signal.SIGHUP: signal.signal(signal.SIGHUP, signal.SIG_IGN),  # as nohup does
+    }
+    try:
+        with AgreedStop() as stop:
+            signal.raise_signal(signal.SIGHUP)
+            stop.before_step(1)
+            signal.raise_signal(signal.SIGINT)
+            for check in (stop.check, lambda: stop.before_step(2)):
+                with pytest.raises(Stopped, match="SIGINT"):
+                    check()
             with pytest.raises(KeyboardInterrupt):
-                signal.raise_signal(number)
-    signal.raise_signal(number)
-    assert [number] == HEARD  # the handler from before is back
-
-
-@pytest.mark.usefixtures("handlers")
-def test_a_hang_up_that_nohup_ignores_stays_ignored() -> None:
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    with StopSignal() as stop:
-        signal.raise_signal(signal.SIGHUP)
-        assert not stop.requested
+                signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGINT)
+        assert heard == [signal.SIGINT]  # the handler from before is back
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 # ---------------------------------------------------------------------- two hosts

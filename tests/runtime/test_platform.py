@@ -33,7 +33,6 @@ def test_the_users_own_flags_stay_and_nothing_is_asked_without_a_gpu(
         (f"{OTHER} ", f"{OTHER} {ASKED}"),
         (ASKED, ASKED),  # a second call adds nothing
         (TRITON, f"{TRITON} --xla_gpu_deterministic_ops=true"),
-        ("flags.txt", "flags.txt"),
     ):
         monkeypatch.setattr(platform, "_can_use_gpus", lambda: True)
         monkeypatch.setenv(VARIABLE, before)
@@ -50,16 +49,6 @@ def test_this_jaxlib_knows_the_options() -> None:
     """XLA ends the process at an option in XLA_FLAGS that it does not know."""
     compiled = jax.jit(jnp.sin, compiler_options=OPTIONS).lower(1.0).compile()
     assert compiled(0.0) == 0
-
-
-def test_whether_xla_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    for flags, expected in (
-        ("--xla_gpu_deterministic_ops", True),
-        ("--xla_gpu_deterministic_ops=true --xla_gpu_deterministic_ops=0", False),
-        ("--xla_gpu_exclude_nondeterministic_ops=true", True),
-    ):
-        monkeypatch.setenv(VARIABLE, flags)
-        assert platform.is_deterministic() is expected, flags
 
 
 @pytest.fixture
