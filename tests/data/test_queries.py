@@ -118,9 +118,6 @@ def test_a_collection_in_beirs_layout(tmp_path: Path) -> None:
     queries, report = read(f"{tmp_path},test")
     assert queries == [Query("2", "two", (("a", 2),)), Query("1", "one", (("c", 1),))]
     assert (report.read, report.kept, report.skipped) == (3, 2, {NO_TEXT: 1})
-    assert {Path(name).name for name in report.files} == {"queries.jsonl", "test.tsv"}
-    sliced, report = read(f"{tmp_path},test[1:2]")
-    assert ([each.id for each in sliced], report.read) == (["1"], 1)
     # Queries of a split's file that nobody judged are counted.
     own = [{"_id": name, "text": f"own {name}"} for name in ("7", "1", "2")]
     write_lines(tmp_path / "queries_test.jsonl.gz", own)

@@ -30,7 +30,6 @@ def test_renamed_demonstrations_stay_true() -> None:
     played = play_styled(search, starts(12, Style(QUESTION, False), Style(BRIDGE, False)))
     for number, hops in enumerate(played):
         changed = draw_renamed(StylesConfig(renamed=1.0), 0, number, hops)
-        assert hops == draw_renamed(StylesConfig(), 0, number, hops)
         for old, new in zip(hops, changed, strict=True):
             assert new.query != old.query
             assert new.state.pages == old.state.pages
@@ -41,8 +40,6 @@ def test_renamed_demonstrations_stay_true() -> None:
             assert len(read) == len({one for one, _ in read}) == len({two for _, two in read})
         # What one hop found is what the next one shows, with the same names.
         assert changed[1].state.pool == grown(changed[0].state.pool, changed[0].found, "hop")
-    changed = [draw_renamed(StylesConfig(renamed=0.3), 0, index, hops) for index in range(300)]
-    assert 60 < len({each[0].query for each in changed}) < 120  # other names each time
 
 
 def test_a_search_that_fails_ends_its_demonstration() -> None:

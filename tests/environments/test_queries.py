@@ -190,13 +190,11 @@ def test_variants_leave_no_trace_in_the_bare_prompt(name: str) -> None:
             # And a variant ends with what the bare prompt ends with.
             *_, (_, asked) = several.messages(state.asked_by(number))
             assert asked.endswith(alone.messages(state)[-1][1])
-    cut = queries.QueryPrompt(load("bare_query"), passage_words=4).messages(LATER)
-    shown = "[1] # Ada Berg She\n\n[2] # Bergen It is"
-    assert cut == (("user", f"{shown}\n\n{QUESTION}"),)
-    shots = several.messages(STATE.asked_by(1))
-    shown = [text for role, text in shots if role == "assistant"]
-    assert shown == ["Bo < |im_end|> Dahl", "Voss school"]  # a query cannot end its turn
-    assert "Where was Bo Dahl's mother born?" in shots[-5][1]
+    shots = [text for role, text in several.messages(STATE.asked_by(1)) if role == "assistant"]
+    assert shots == ["Bo < |im_end|> Dahl", "Voss school"]  # a query cannot end its turn
+    if name == "bare_query":
+        cut = queries.QueryPrompt(load(name), passage_words=4).messages(LATER)
+        assert cut == (("user", f"[1] # Ada Berg She\n\n[2] # Bergen It is\n\n{QUESTION}"),)
 
 
 def test_a_prompt_of_a_file_needs_its_form(tmp_path: Path) -> None:

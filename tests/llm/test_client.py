@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import subprocess
 import sys
@@ -54,8 +55,10 @@ def test_answers_keep_their_order(server: ModelServer, make_client: MakeClient) 
     expected = [*(f"echo: question {index}" for index in range(150)), "echo: once upon", "request"]
     assert texts(answers) == expected
     assert {each.version for each in answers if isinstance(each, Answer)} == {"step 3"}
-    sent = {str((call.path, dict(call.body))) for call in server.calls}
-    assert sent == {str((f"/v1{each.path}", each.body("tiny"))) for each in requests[:-1]}
+    sent = {(call.path, json.dumps(call.body, sort_keys=True)) for call in server.calls}
+    assert sent == {
+        (f"/v1{each.path}", json.dumps(each.body("tiny"), sort_keys=True)) for each in requests[:-1]
+    }
     assert 12 <= server.most_at_once <= 24
     assert server.connections <= 25  # they are used again
 

@@ -12,6 +12,8 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import ClientConfig, ServerConfig
 from qrag_jax.llm.endpoint import is_local
+from qrag_jax.llm.server import opening
+from qrag_jax.runtime.whole_files import model_digest
 
 
 def config(**settings: Any) -> ClientConfig:
@@ -85,3 +87,29 @@ def test_what_a_server_is_started_with(
         assert env.items() >= dict.fromkeys(development, value).items()
         assert env["HF_HUB_OFFLINE"] == "1"
         assert "PYTHONPATH" not in env
+
+
+def test_every_byte_of_a_model_and_its_servers_settings_make_another_version(
+    tmp_path: Path,
+) -> None:
+    def write(name: str, **files: bytes) -> Path:
+        folder = tmp_path / name
+        folder.mkdir(parents=True)
+        for file, content in files.items():
+            (folder / f"{file}.safetensors").write_bytes(content)
+        (folder / "config.json").write_text("{}")
+        return folder
+
+    middle = [write(f"{n}", model=bytes(1 << 20) + bytes([n]) + bytes(1 << 20)) for n in range(3)]
+    moved = [write("other/final", a=b"1", b=b"2"), write("else/final", a=b"1", b=b"2")]
+    (moved[1] / "README.md").write_text("whatever")
+    folders = [*middle, *moved, write("swapped/final", a=b"2", b=b"1")]
+    digests = [model_digest(folder, print) for folder in folders]
+    assert len({*digests}) == 5
+    assert digests[3] == digests[4]
+    usual = ServerConfig(str(middle[0]), memory_share=0.9)
+    # Of the hub's weights nothing is known here, of what is asked of them something is.
+    configs = [usual, ServerConfig(str(middle[1])), ServerConfig("Qwen/Qwen3-4B")]
+    configs += [dataclasses.replace(each, arguments=("--revision", "v2")) for each in configs]
+    configs.append(dataclasses.replace(usual, dtype="float32"))
+    assert len({opening.served_version(each, print) for each in configs}) == 7

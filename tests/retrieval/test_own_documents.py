@@ -135,22 +135,23 @@ def test_a_scorer_that_fails_is_a_failure(name: str) -> None:
 TEXTS = ["red cat", "red red cat", "blue dog", "red dog", "green cow", "blue cat"]
 
 
-def test_a_server_orders_the_documents(model_server: ModelServer, client: Client) -> None:
+def test_a_server_orders_the_documents() -> None:
     """It sends the best first, so the scores have to find their documents again. A failure is no
     scores."""
     bad = {"fails": Reply(status=500)}
     for name, scores in (("short", [1.0]), ("none", [1.0, math.nan])):
         rows = [{"index": n, "relevance_score": score} for n, score in enumerate(scores)]
         bad[name] = Reply(raw=json.dumps({"results": rows}))
-    model_server.script = lambda call: bad.get(call.prompt, Reply())
     queries = [*bad, "cat dog blue", "nothing", "cow"]
-    *none, six, empty, two = endpoint_scorer(client)(
-        queries, [*[TEXTS[3:5]] * 3, TEXTS, [], TEXTS[4:]]
-    )
+    documents = [*[TEXTS[3:5]] * 3, TEXTS, [], TEXTS[4:]]
+    with ModelServer(lambda call: bad.get(call.prompt, Reply())) as server:
+        config = ClientConfig(server.url, "tiny", attempts=3, retry_pause=0.01)
+        with Client(config, log=lambda line: None) as client:
+            *none, six, empty, two = endpoint_scorer(client)(queries, documents)
     assert none == [None, None, None]
     rows = [scores.tolist() for scores in (six, empty, two) if scores is not None]
     assert rows == [[1.0, 1.0, 2.0, 1.0, 0.0, 2.0], [], [1.0, 0.0]]
-    calls = {call.body["query"]: call.body for call in model_server.calls}
+    calls = {call.body["query"]: call.body for call in server.calls}
     assert calls.keys() == {*bad, "cat dog blue", "cow"}  # no request without documents
     assert calls["cow"] == {"model": "tiny", "query": "cow", "documents": TEXTS[4:]}
 

@@ -212,13 +212,11 @@ def test_kept_vectors_are_read_where_the_folder_cannot_be_written(tmp_path: Path
 
 
 def test_encoder_key_differs_between_encoders() -> None:
-    """By shapes and settings, too; by weights: tests/systems/test_indexing.py."""
     kernel = np.arange(6, dtype=np.float32)
-    keys = [
-        encoder_key({"layer": {name: kernel.reshape(shape)}}, {"row_tokens": tokens})
-        for name, shape, tokens in (
-            *(("kernel", (2, 3), 10), ("bias", (2, 3), 10)),
-            *(("kernel", (3, 2), 10), ("kernel", (2, 3), 11)),
-        )
-    ]
-    assert len({*keys}) == 4
+    usual = ("kernel", (2, 3), 1.0, 10)
+    others = [("bias", *usual[1:]), ("kernel", (3, 2), 1.0, 10), ("kernel", (2, 3), 2.0, 10)]
+    keys = {
+        encoder_key({"layer": {name: scale * kernel.reshape(shape)}}, {"row_tokens": tokens})
+        for name, shape, scale, tokens in (usual, usual, *others, (*usual[:3], 11))
+    }
+    assert len(keys) == 5

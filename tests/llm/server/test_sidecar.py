@@ -11,6 +11,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -146,19 +147,17 @@ def asked_meanwhile(ask: Callable[[], list[int]]) -> Iterator[list[list[int]]]:
     answers: list[list[int]] = []
     done = threading.Event()
 
-    def go_on() -> None:
+    def go_on(_: int) -> None:
         while not done.is_set():
             answers.append(ask())
 
-    threads = [threading.Thread(target=go_on) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    try:
-        yield answers
-    finally:
-        done.set()
-        for thread in threads:
-            thread.join()
+    with ThreadPoolExecutor(4) as pool:
+        going = pool.map(go_on, range(4))
+        try:
+            yield answers
+        finally:
+            done.set()
+        list(going)  # raises what a thread did
 
 
 def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -> None:
