@@ -23,15 +23,25 @@ class Call(NamedTuple):
 
 
 @contextlib.contextmanager
-def listening(answer: Callable[[Call], Any]) -> Iterator[str]:
+def listening(
+    answer: Callable[[Call], Any], port: int | None = None, protocol: str = "HTTP/1.0"
+) -> Iterator[str]:
     """A server that answers while the block runs; its URL.
 
     Args:
         answer: returns status and body, or a function that writes to the handler; it is called by
             several threads.
+        protocol: connections of "HTTP/1.1" stay open.
     """
 
     class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = protocol
+        disable_nagle_algorithm = True
+
+        def handle(self) -> None:
+            with contextlib.suppress(ConnectionError):
+                super().handle()
+
         def _serve(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             said = answer(Call(self.command, self.path, self.headers, body))
@@ -56,7 +66,10 @@ def listening(answer: Callable[[Call], Any]) -> Iterator[str]:
         def log_message(self, *arguments: Any) -> None:
             """Says nothing."""
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(http.server.ThreadingHTTPServer):
+        request_queue_size = 100
+
+    server = Server(("127.0.0.1", port or 0), Handler)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
     thread.start()
     try:

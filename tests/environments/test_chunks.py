@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import tokenizers
+from transformers import AutoTokenizer
 
 from qrag_jax.data.episodes import EpisodeShape, evaluation_batches
 from qrag_jax.data.sample import Sample
@@ -48,16 +48,13 @@ class Texts:
     def __init__(self, folder: Path) -> None:
         said = [text for s in SAMPLES for text in (s.question, *s.chunks)]
         make_scratch_folder(folder, said, SIZES, seed=0)
-        self.plain = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
-        tokenizer = TextTokenizer.load(folder)
+        plain, tokenizer = AutoTokenizer.from_pretrained(folder), TextTokenizer.load(folder)
+        self.ids = plain.encode
         self.encoder = rows_of((tokenizer.cls_id,), tokenizer.sep_id, tokenizer.pad_id)
         limits = {"max_question_tokens": 10_000, "max_chunk_tokens": 10_000}
         store = tokenise(SAMPLES, tokenizer, **limits, cache=folder / "cache")
         shape = EpisodeShape.holding([store])
         (self.batch,) = evaluation_batches(store, shape, len(SAMPLES), range(len(SAMPLES)))
-
-    def ids(self, text: str) -> list[int]:
-        return self.plain.encode(text).ids
 
 
 @pytest.fixture(scope="module")

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
+import contextlib
 import dataclasses
 import json
+import socket
 import threading
+import time
+import urllib.parse
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Outcome
+from tests import json_server
 
 MakeClient = Callable[..., Client]
 
@@ -63,56 +69,39 @@ Script = Callable[[Call], Reply]
 
 
 class ModelServer:
-    """Serves the model "tiny" on 127.0.0.1 from a thread; `kill` and `start` keep its port.
+    """Serves the model "tiny" on 127.0.0.1; `kill` and `start` keep its port.
 
     Attributes:
-        script: makes the reply to each call; may be changed at any time.
+        script: makes the reply to each call, one at a time; may be changed at any time.
         calls: all requests for completions so far.
         most_at_once: largest number of completions in work at the same time.
-        connections: number of connections accepted so far.
+        clients: the addresses of all connections so far.
     """
 
     def __init__(self, script: Script = lambda call: Reply()) -> None:
         self.script = script
         self.calls: list[Call] = []
-        self.most_at_once = 0
-        self.connections = 0
-        self._at_once = 0
-        self._port = 0
-        self._open: set[asyncio.StreamWriter] = set()
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self.most_at_once = self._at_once = 0
+        self.clients: set[Any] = set()
+        self.url = "http://127.0.0.1:0/v1"  # the base URL of the API
+        self._open: set[socket.socket] = set()
+        self._turn = threading.Lock()
+        self._listens = contextlib.ExitStack()
         self.start()
-
-    @property
-    def url(self) -> str:
-        """The base URL of the API."""
-        return f"http://127.0.0.1:{self._port}/v1"
 
     def start(self) -> None:
         """Starts to listen; after `kill`, on the same port as before."""
-        loop = self._loop = asyncio.new_event_loop()
-        listening = asyncio.start_server(self._connection, "127.0.0.1", self._port)
-        self._server = loop.run_until_complete(listening)
-        self._port = self._server.sockets[0].getsockname()[1]
-        self._thread = threading.Thread(target=loop.run_forever, daemon=True)
-        self._thread.start()
+        port = urllib.parse.urlsplit(self.url).port
+        running = json_server.listening(lambda came: partial(self._reply, came), port, "HTTP/1.1")
+        self.url = f"{self._listens.enter_context(running)}/v1"
 
     def kill(self) -> None:
         """Refuses connections and breaks the open ones, like a process that dies."""
-        loop, self._loop = self._loop, None
-        if loop is None:
-            return
-        loop.call_soon_threadsafe(loop.stop)
-        self._thread.join(10)
-        self._server.close()
-        for writer in self._open:
-            writer.transport.abort()
-        for task in asyncio.all_tasks(loop):
-            task.cancel()
-        loop.run_until_complete(asyncio.sleep(0.01))
-        loop.close()
+        self._listens.close()
+        for connection in [*self._open]:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
         self._open.clear()
-        self._at_once = 0
 
     def __enter__(self) -> ModelServer:
         return self
@@ -120,41 +109,25 @@ class ModelServer:
     def __exit__(self, *error: object) -> None:
         self.kill()
 
-    async def _connection(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._open.add(writer)
-        self.connections += 1
-        try:
-            while await self._request(reader, writer):
-                await writer.drain()
-        except (ConnectionError, asyncio.IncompleteReadError, asyncio.CancelledError):
-            pass
-        finally:
-            self._open.discard(writer)
-            writer.close()
-
-    async def _request(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        """Answers one request; returns whether the connection stays open."""
-        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")
-        method, path, _ = head[0].split(" ")
-        headers = {name.lower(): value for name, _, value in (h.partition(": ") for h in head[1:])}
-        body = await reader.readexactly(int(headers.get("content-length", 0)))
-        if method == "GET":
-            _send(writer, 200, '{"object": "list", "data": [{"id": "tiny"}]}', {})
-            return True
-        call = Call(len(self.calls), path, json.loads(body), headers)
-        self.calls.append(call)
-        self._at_once += 1
-        self.most_at_once = max(self.most_at_once, self._at_once)
-        try:
+    def _reply(self, came: json_server.Call, handler: BaseHTTPRequestHandler) -> None:
+        self._open.add(handler.connection)
+        self.clients.add(handler.client_address)
+        if came.method == "GET":
+            _send(handler, 200, '{"object": "list", "data": [{"id": "tiny"}]}', {})
+            return
+        headers = {name.lower(): value for name, value in came.headers.items()}
+        with self._turn:
+            call = Call(len(self.calls), came.path, json.loads(came.body), headers)
+            self.calls.append(call)
+            self._at_once += 1
+            self.most_at_once = max(self.most_at_once, self._at_once)
             reply = self.script(call)
-            if reply.delay:
-                await asyncio.sleep(reply.delay)
-        finally:
-            self._at_once -= 1
+        time.sleep(reply.delay)
+        self._at_once -= 1
         if reply.drop:
-            return False
-        _send(writer, reply.status, _body(call, reply), reply.headers)
-        return True
+            handler.close_connection = True
+        else:
+            _send(handler, reply.status, _body(call, reply), reply.headers)
 
 
 def supported_answers(samples: Mapping[str, Sample]) -> Callable[[Call], Reply]:
@@ -173,11 +146,16 @@ def supported_answers(samples: Mapping[str, Sample]) -> Callable[[Call], Reply]:
     return script
 
 
-def _send(writer: asyncio.StreamWriter, status: int, body: str, headers: Mapping[str, str]) -> None:
+def _send(
+    handler: BaseHTTPRequestHandler, status: int, body: str, headers: Mapping[str, str]
+) -> None:
     data = body.encode()
+    handler.send_response(status)
     head = {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}
-    lines = [f"HTTP/1.1 {status} Scripted", *(f"{name}: {value}" for name, value in head.items())]
-    writer.write("\r\n".join([*lines, "", ""]).encode() + data)
+    for name, value in head.items():
+        handler.send_header(name, value)
+    handler.end_headers()
+    handler.wfile.write(data)
 
 
 def _body(call: Call, reply: Reply) -> str:

@@ -84,15 +84,12 @@ def test_a_text_that_ended_otherwise_is_no_answer() -> None:
 
 
 def test_errors_in_any_words() -> None:
-    for text in ("", "<h1>Bad gateway</h1>", '{"error": {}}'):
-        assert read_error(502, text).cause == "server"
-        assert read_error(413, text).cause == "too_long"
-        assert read_error(404, text).cause == "request"
-    for text in (
-        "This model's maximum context length is 256 tokens. However, you requested 300 tokens.",
-        "The decoder prompt (length 300) is longer than the maximum model length of 256.",
+    for status, text, expected in (
+        *((502, "<h1>Bad gateway</h1>", "server"), (413, "", "too_long"), (404, "", "request")),
+        (400, "This model's maximum context length is 256 tokens.", "too_long"),
+        (400, "The prompt is longer than the maximum model length of 256.", "too_long"),
     ):
-        assert read_error(400, text).cause == "too_long"
+        assert read_error(status, text).cause == expected
 
 
 def test_seconds_that_a_server_asks_to_wait() -> None:

@@ -57,22 +57,6 @@ def passage(number: int) -> Passage:
     return Passage(f"id {number}", f"Text {number}.")
 
 
-def test_bad_passages_are_refused_and_leave_nothing(tmp_path: Path) -> None:
-    wrong: Any = None
-    titled = Passage("x", "", "On recursion")  # is text enough
-    with CorpusWriter(tmp_path) as writer:
-        assert writer.add(passage(0)) == 0
-        for bad in (
-            Passage(" ", "text"),
-            Passage("x", wrong),
-            Passage("x", "t", "", {"f": float("nan")}),
-        ):
-            with pytest.raises(InputError, match=r"wiki.jsonl:3"):
-                writer.add(bad, "wiki.jsonl:3")
-        assert writer.add(titled) == 1
-        assert list(writer.finish()) == [passage(0), titled]
-
-
 def test_ids_lead_to_numbers_and_are_there_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,23 +36,16 @@ WORDY = tuple(
 QUERY = "Whales?"
 
 
-class Scores:
-    """Scores that are written down, by text; counts its calls."""
+def scorer_of(order: str, calls: list[int] | None = None) -> Callable[..., list[Any]]:
+    """Ranks the documents as their names stand in `order`; notes how many queries a call has."""
+    scores = {each.text: -float(order.index(each.id)) for each in WORDY}
 
-    def __init__(self, scores: Mapping[str, float]) -> None:
-        self._scores, self.calls = scores, 0
+    def score(queries: Sequence[str], passages: Sequence[Sequence[str]]) -> list[Any]:
+        if calls is not None:
+            calls.append(len(queries))
+        return [np.array([scores[text] for text in texts]) for texts in passages]
 
-    def __call__(self, queries: Sequence[str], passages: Sequence[Sequence[str]]) -> list[Any]:
-        self.calls += 1
-        return [
-            None if query == "lost" else np.array([self._scores[text] for text in texts])
-            for query, texts in zip(queries, passages, strict=True)
-        ]
-
-
-def scorer_of(order: str) -> Scores:
-    """Ranks the documents as their names stand in `order`."""
-    return Scores({each.text: -float(order.index(each.id)) for each in WORDY})
+    return score
 
 
 def found(
@@ -76,10 +69,10 @@ def test_words_rank_within_the_question(name: str) -> None:
 
 
 def test_semantic_is_the_scorers_order_and_golden_knows() -> None:
-    scorer = scorer_of("fedcba")
+    calls: list[int] = []
     wanted = ("q", 2, WORDY), ("r", 9, WORDY[:3]), ("s", 2, ())
-    assert found(OwnRetriever("semantic", scorer), *wanted) == ["fe", "cba", ""]
-    assert scorer.calls == 1, "the pairs of all searches are one batch"
+    assert found(OwnRetriever("semantic", scorer_of("fedcba", calls)), *wanted) == ["fe", "cba", ""]
+    assert len(calls) == 1, "the pairs of all searches are one batch"
     assert found(OwnRetriever("golden"), ("anything", 1, WORDY), ("", 5, ())) == ["be", ""]
 
 
@@ -119,13 +112,15 @@ def test_hybrid_is_reciprocal_rank_fusion() -> None:
 
 @pytest.mark.parametrize("name", ["semantic", "hybrid", "interleaved"])
 def test_a_scorer_that_fails_is_a_failure(name: str) -> None:
-    scorer = Scores({each.text: math.nan if each.id == "a" else 1.0 for each in WORDY})
-    wanted = ("lost", 2, WORDY[1:]), ("q", 1, WORDY[1:]), ("q", 1, WORDY)
-    lost, good, bad = found(OwnRetriever(name, scorer), *wanted)
+    def scorer(queries: Sequence[str], passages: Sequence[Sequence[str]]) -> list[Any]:
+        return [None, np.ones(len(passages[1])), np.array([math.nan] * len(passages[2]))]
+
+    retriever = OwnRetriever(name, scorer)
+    lost, good, bad = found(retriever, ("lost", 2, WORDY), ("q", 1, WORDY[1:]), ("q", 1, WORDY))
     assert isinstance(lost, Failure)
     assert good == "b"
     assert isinstance(bad, Failure), "a score that is not finite is none"
-    assert OwnRetriever(name, scorer).find([]) == []
+    assert OwnRetriever(name, scorer_of("abcdef")).find([]) == []
     with pytest.raises(InputError, match=name):
         OwnRetriever(name)  # without something that scores
 

@@ -26,17 +26,11 @@ def state(seed: int, width: int = 3) -> State:
     return State(params, jnp.int32(seed), jax.random.key(seed))
 
 
-def as_numpy(tree: Any) -> list[np.ndarray]:
-    def array(leaf: Any) -> np.ndarray:
-        is_key = jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
-        return np.asarray(jax.random.key_data(leaf) if is_key else leaf)
-
-    return [array(leaf) for leaf in jax.tree.leaves(tree)]
-
-
 def assert_equal(left: Any, right: Any) -> None:
-    for one, other in zip(as_numpy(left), as_numpy(right), strict=True):
+    for one, other in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
         assert one.dtype == other.dtype
+        if jnp.issubdtype(one.dtype, jax.dtypes.prng_key):
+            one, other = jax.random.key_data(one), jax.random.key_data(other)
         np.testing.assert_array_equal(one, other)
 
 
@@ -87,11 +81,6 @@ def flip_a_bit(folder: Path) -> None:
     largest(folder).write_bytes(data)
 
 
-def lose_digests(folder: Path) -> None:
-    """As if the process had been killed between a step and its digests."""
-    (folder / "digests.json").unlink()
-
-
 def saved_twice(workdir: Path) -> Path:
     """States of steps 1 and 2 and the best of step 2; returns the folder of checkpoints."""
     checkpoints = Checkpoints(workdir)
@@ -102,12 +91,10 @@ def saved_twice(workdir: Path) -> Path:
     return workdir / "checkpoints"
 
 
-@pytest.mark.parametrize(
-    ("damage", "named"), [(flip_a_bit, "file state/"), (lose_digests, "file digests.json")]
-)
-def test_of_a_damaged_step_the_one_before_is_taken(damage: Any, named: str, tmp_path: Path) -> None:
+def test_of_a_step_without_its_digests_the_one_before_is_taken(tmp_path: Path) -> None:
+    """As if the process had been killed between a step and its digests."""
     folder, lines = saved_twice(tmp_path), []
-    damage(folder / "last" / "2")
+    (folder / "last" / "2" / "digests.json").unlink()
     # As evaluation takes it: nothing is changed.
     params, step = Checkpoints(tmp_path, read_only=True, log=lines.append).restore_params(
         "last", state(0).params
@@ -115,7 +102,7 @@ def test_of_a_damaged_step_the_one_before_is_taken(damage: Any, named: str, tmp_
     assert step == 1
     assert_equal(params, state(1).params)
     (line,) = lines
-    assert named in line
+    assert "digests.json" in line
     assert (folder / "last" / "2").exists()
     # As training does: it is put aside (tests/test_train.py goes on from there).
     restored, extra, step = Checkpoints(tmp_path, log=lines.append).restore_last(state(0))

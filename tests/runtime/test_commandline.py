@@ -1,9 +1,8 @@
-"""Command lines: bad input is one sentence, exit statuses, closed output; users' functions."""
+"""Command lines: bad input is one sentence, exit statuses; users' functions."""
 
 from __future__ import annotations
 
 import os
-import pty
 import re
 import subprocess
 import sys
@@ -12,11 +11,9 @@ from typing import Any
 
 import pytest
 from ml_collections import ConfigDict, config_flags
-from tqdm import tqdm
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.commandline import lasting_output
 from qrag_jax.runtime.own_code import load, names_foreign
 from qrag_jax.runtime.whole_files import default_cache
 from tests.entry_points import ROOT
@@ -104,29 +101,6 @@ def test_variables_of_the_environment(
     assert ended.returncode == status, ended.stderr
     assert named in (ended.stderr if status else ended.stdout)
     assert "Traceback" not in ended.stderr
-
-
-# ---------------------------------------------------------------------- output
-
-
-def test_what_nobody_reads_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As when a terminal is closed; closed pipes: tests/test_train_faults.py."""
-    terminal, ours = pty.openpty()
-    os.close(terminal)
-    with os.fdopen(ours, "w") as gone:  # what is flushed at its end does not fail either
-        with pytest.raises(OSError, match="Input/output"):
-            os.write(gone.fileno(), b"as it is")
-        monkeypatch.setattr(sys, "stdout", gone)
-        monkeypatch.setattr(sys, "stderr", gone)
-        with lasting_output():
-            for _ in range(3):
-                print("x" * 10_000, flush=True)  # longer than the buffer
-                tqdm.write("a line")
-                for _ in tqdm(range(3)):
-                    pass
-            sys.stdout.writelines(["a\n", "b\n"])
-            os.write(gone.fileno(), b"a library of another language")
-        assert sys.stdout is gone
 
 
 # ---------------------------------------------------------------------- functions of the user

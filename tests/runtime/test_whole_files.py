@@ -14,7 +14,6 @@ import sqlite3
 import subprocess
 import sys
 import tracemalloc
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -188,24 +187,19 @@ def test_weights_of_a_killed_process_are_deleted_and_no_others(tmp_path: Path) -
 WIDTH = 4
 
 
-def group(seed: int, count: int) -> tuple[list[bytes], np.ndarray]:
-    rng = np.random.default_rng(seed)
-    digests = [rng.bytes(16) for _ in range(count)]
-    return digests, rng.standard_normal((count, WIDTH)).astype(np.float32)
-
-
-def by_digest(groups: Iterable[tuple[list[bytes], np.ndarray]]) -> dict[bytes, list[float]]:
-    return {d: r for ds, rows in groups for d, r in zip(ds, rows.tolist(), strict=True)}
-
-
 def test_kept_vectors_are_read_where_the_folder_cannot_be_written(tmp_path: Path) -> None:
-    files, groups = EmbeddingFiles(tmp_path, WIDTH), (group(0, 5), group(1, 7))
-    for each in groups:
-        files.add(*each)
+    rng, kept = np.random.default_rng(0), dict[bytes, list[float]]()
+    files = EmbeddingFiles(tmp_path, WIDTH)
+    for count in (5, 7):
+        digests = [rng.bytes(16) for _ in range(count)]
+        rows = rng.standard_normal((count, WIDTH)).astype(np.float32)
+        files.add(digests, rows)
+        kept |= dict(zip(digests, rows.tolist(), strict=True))
     with read_only(tmp_path):
-        assert by_digest(files.load()) == by_digest(groups)
+        found = [pair for ds, rs in files.load() for pair in zip(ds, rs.tolist(), strict=True)]
+        assert dict(found) == kept
         with pytest.raises(InputError, match=str(tmp_path)):
-            files.add(*group(2, 3))
+            files.add(digests, rows)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=str(tmp_path / "file")):
         EmbeddingFiles(tmp_path / "file" / "key", WIDTH)
