@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -33,10 +33,6 @@ def config(stand_in: StandIn, model_folder: Path, tmp_path: Path) -> ServerConfi
         stop_grace=1.0,
         backoff=0.1,
     )
-
-
-def changed(config: ServerConfig, **changes: Any) -> ServerConfig:
-    return ServerConfig(**{**vars(config), **changes})
 
 
 def test_only_this_user_reaches_its_socket_and_nothing_is_left(
@@ -92,7 +88,8 @@ def test_one_that_does_not_start(
     monkeypatch.setenv("STAND_IN", mode)
     Path(config.log).parent.mkdir(exist_ok=True)
     Path(config.log).write_text("a line of an earlier run\n")
-    server = Server(changed(config, start_timeout=1.0 if mode == "hangs" else 30.0), print)
+    seconds = 1.0 if mode == "hangs" else 30.0
+    server = Server(dataclasses.replace(config, start_timeout=seconds), print)
     with pytest.raises(InputError) as caught:
         server.start()
     assert not any(map(running, stand_in.pids()))
@@ -129,7 +126,7 @@ def test_one_that_keeps_dying_is_abandoned(
     config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN", "dies again")
-    with Server(changed(config, restarts=2), log=lambda line: None) as server:
+    with Server(dataclasses.replace(config, restarts=2), log=lambda line: None) as server:
         os.kill(stand_in.pids()[0], signal.SIGKILL)
         wait_until(lambda: server.failure)
         assert "died at start" in server.failure
