@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.evaluators.evaluation import sampler, spread
+from qrag_jax.evaluators.evaluation import sampler
 from qrag_jax.metrics import rows as logs
 from qrag_jax.metrics.rows import AgentRow, Hop, RewriteRow, Row, Searched
 from qrag_jax.show import page, score_table
@@ -78,9 +78,7 @@ def test_episodes_of_chunks(tmp_path: Path) -> None:
         left = [index for index in row.sf_idx if index not in row.pred_idx]
         assert [name for name, *_ in missed] == [f"chunk {index}" for index in left]
         assert episode["solved"] == (not left)
-        facts = len(row.sf_idx)
-        assert episode["hops"] == facts
-        best = 0.9 ** (facts - 1) * (0.5 + 0.5 * facts / (facts + 1e-5))
+        best = 0.9 ** (len(row.sf_idx) - 1)
         assert episode["regret"] == pytest.approx(best - row.ret, abs=1e-4)
         names = [name for name, *_ in found(section, episode["before"]["steps"])]
         assert names == [f"chunk {index}" for index in early.pred_idx]
@@ -88,18 +86,16 @@ def test_episodes_of_chunks(tmp_path: Path) -> None:
 
 
 def test_what_a_log_lacks(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "run")
+    read = shown(run)  # nothing was evaluated: curves alone
+    assert read["sections"] == []
+    assert read["runs"][0]["curves"][0]["values"] == [0.0, 0.5, 1.0]
     rows = [dataclasses.replace(row, q_values=[]) for row in played_rows(3, 0)]
-    run = scored_run(tmp_path / "run", rows, [])
+    scored_run(run, rows, [])
     (run / "config.json").write_text("no config")
     first = shown(run)["sections"][0]["episodes"][0]
     assert (first["steps"][0]["found"][0][1], first["before"]) == (None, None)
     assert first["regret"] == pytest.approx(1 - rows[0].ret)
-
-
-def test_curves_alone_are_shown_where_nothing_was_evaluated(tmp_path: Path) -> None:
-    read = shown(run_folder(tmp_path / "run"))
-    assert read["sections"] == []
-    assert read["runs"][0]["curves"][0]["values"] == [0.0, 0.5, 1.0]
 
 
 def test_episodes_of_tokens(tmp_path: Path) -> None:
@@ -123,9 +119,7 @@ def test_episodes_of_tokens(tmp_path: Path) -> None:
     assert [each["solved"] for each in episodes] == [True, True, None]
     assert episodes[0]["before"]["score"] == 0.25
     assert episodes[1]["before"] is None
-    head, *lines = score_table([run])
-    assert "reward" in head
-    assert "0.625" in lines[0]  # the one that failed has no reward
+    assert "0.625" in score_table([run])[1]  # the one that failed has no reward
 
 
 def test_episodes_that_search(tmp_path: Path) -> None:
@@ -135,18 +129,14 @@ def test_episodes_that_search(tmp_path: Path) -> None:
             log.write(folder / f"{label}.jsonl", [row], {})
         folder = run_folder(tmp_path / "harr", {"system": "harr"}) / "eval"
         logs.AGENTS.append(folder / label / "agent_seed42.jsonl", [AGENT])
-    read = shown(*(tmp_path / name for name in ("leret", "harr", "deep")))
-    leret, harr, deep = (section["episodes"][0] for section in read["sections"])
-    assert [section["kind"] for section in read["sections"]] == ["hops", "agents", "rewrites"]
-    assert [run["system"] for run in read["runs"]] == ["leret", "harr", "deep"]
-    assert [each[:3] for each in found(read["sections"][0], leret["steps"][1:])] == [
-        ["d1", 1.5, 1],
-        ["d9", 1.0, 0],
-    ]
+    sections = shown(*(tmp_path / name for name in ("leret", "harr", "deep")))["sections"]
+    leret, harr, deep = (section["episodes"][0] for section in sections)
+    hits = [each[:3] for each in found(sections[0], leret["steps"][1:])]
+    assert hits == [["d1", 1.5, 1], ["d9", 1.0, 0]]
     assert (leret["regret"], leret["solved"], leret["hops"]) == (0.75, False, 2)
     assert (harr["regret"], harr["score"], harr["solved"]) == (0.75, 0.25, False)
     assert (deep["regret"], deep["solved"]) == (None, None)
-    assert found(read["sections"][2], deep["steps"])[-1][0] == "and 10 more"
+    assert found(sections[2], deep["steps"])[-1][0] == "and 10 more"
     assert all(episode["before"]["steps"] for episode in (leret, harr, deep))
 
 
@@ -160,7 +150,6 @@ def test_hostile_texts_stay_texts(tmp_path: Path) -> None:
     read = shown(run)
     assert read["sections"][0]["episodes"][0]["question"] == HOSTILE
     assert HOSTILE in read["sections"][0]["pool"]
-    assert HOSTILE in [curve["name"] for curve in read["runs"][0]["curves"]]
     raw = (run / "page.html").read_text(encoding="utf-8")
     assert "onerror" in raw
     assert "\u2028" not in raw
@@ -186,8 +175,6 @@ def test_the_same_places_are_sampled_each_time() -> None:
     rows[33] = dataclasses.replace(rows[33], q_values=[math.nan] * 5)
     sample = sampler(logs.RETRIEVALS, rows)(4)
     assert [row["id"] for row in sample.rows] == ["q0", "q66", "q99"]
-    assert sample.rows[0] == logs.RETRIEVALS.to_json(rows[0])
-    assert (spread(3, 8), spread(100, 0)) == ([0, 1, 2], [])
 
 
 def test_the_newest_log_of_trained_weights_is_shown(tmp_path: Path) -> None:

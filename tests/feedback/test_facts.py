@@ -22,24 +22,19 @@ from qrag_jax.feedback.facts import (
 )
 
 
-def by_loop(
-    support, actions, valid, penalize: bool, per_fact: float, needed: int | None
-) -> np.ndarray:
+def by_loop(config: FactReward, support, actions, valid, needed: int | None) -> np.ndarray:
     rewards = np.zeros(actions.shape)
     for b in range(len(actions)):
         facts = set(np.flatnonzero(support[b]))
-        missing, taken = set(facts), 0
+        missing = set(facts)
         enough = len(facts) if needed is None else min(needed, len(facts))
-        for t, action in enumerate(actions[b]):
-            if not valid[b, t]:
-                continue
-            taken += 1
-            if action in missing:
-                missing.remove(action)
-                rewards[b, t] += per_fact
+        for taken, t in enumerate(np.flatnonzero(valid[b]), start=1):
+            if actions[b, t] in missing:
+                missing.remove(actions[b, t])
+                rewards[b, t] += config.per_fact_reward
                 if len(facts) - len(missing) == enough:
                     full = 0.5 + 0.5 * enough / (taken + 1e-5)
-                    rewards[b, t] += full if penalize else 1.0
+                    rewards[b, t] += full if config.penalize_extra_steps else 1.0
     return rewards
 
 
@@ -65,7 +60,7 @@ def test_random_episodes(penalize: bool, per_fact: float, needed: int | None) ->
     config = FactReward(penalize_extra_steps=penalize, per_fact_reward=per_fact)
     result = np.asarray(ground_truth(config, support, actions, valid, needed=needed))
     assert result.dtype == np.float32
-    expected = by_loop(support, actions, valid, penalize, per_fact, needed)
+    expected = by_loop(config, support, actions, valid, needed)
     np.testing.assert_allclose(result, expected, atol=1e-6)
     assert (expected.max(1) > 0).sum() >= 10
 
@@ -98,21 +93,19 @@ def test_labels_replace_support_and_what_has_none_is_counted() -> None:
     assert without == {NO_ANSWER: 1, WORDLESS: 1, NOWHERE: 1}
 
 
-@pytest.mark.parametrize("facts", [1, 4])
-@pytest.mark.parametrize("settings", [{}, {"per_fact_reward": 0.2}, {"step_cost": 0.1}])
+@pytest.mark.parametrize(
+    ("facts", "settings"), [(1, {}), (4, {"per_fact_reward": 0.2}), (4, {"step_cost": 0.1})]
+)
 def test_the_best_return_is_that_of_all_plays(facts: int, settings: dict[str, float]) -> None:
     """Of three steps, or as many as facts, in five chunks: no order of chunks has more return."""
     orders = np.array([*itertools.permutations(range(5), max(facts, 3))])
     support = np.tile(np.arange(5) < facts, (len(orders), 1))
     fields: dict[str, Any] = {"pqn.gamma": 0.9, "env.max_steps": 3}
     for penalized in (True, False):
-        config = FactReward(penalize_extra_steps=penalized, **settings)
-        rewards = ground_truth(config, support, orders, np.ones(orders.shape, bool))
+        own: dict[str, Any] = settings | {"penalize_extra_steps": penalized}
+        rewards = ground_truth(FactReward(**own), support, orders, np.ones(orders.shape, bool))
         played = max((np.asarray(rewards) * 0.9 ** np.arange(orders.shape[1])).sum(1))
-        own = settings | {"penalize_extra_steps": penalized}
         of_run = fields | {f"reward.{name}": value for name, value in own.items()}
         assert best_return(facts, of_run) == pytest.approx(played)
     stops = fields | {"env.stop_action": True, "reward.step_cost": 1}
-    # It stops, and pays for no other step.
-    assert best_return(1, stops) == pytest.approx(1, abs=1e-4)
-    assert best_return(1, {}) == 1
+    assert best_return(1, stops) == pytest.approx(1, abs=1e-4)  # it stops, and pays nothing

@@ -12,23 +12,21 @@ import numpy as np
 import pytest
 
 from qrag_jax.metrics.answers import normalise
-from qrag_jax.metrics.bootstrap import causes_text, crossed_interval, mean_interval
+from qrag_jax.metrics.bootstrap import crossed_interval, mean_interval
 from qrag_jax.metrics.rows import OF_PARTS, AgentRow, AnswerRow, Hop, Miss, Prediction, Searched
 from qrag_jax.metrics.summaries import (
     agent_summary,
     answer_scores,
-    answer_table,
     episode_gains,
     episode_summary,
-    episode_table,
     hop_gains,
     hop_summary,
-    hop_table,
     judged,
     pass_at,
     reward_row,
     voted,
 )
+from tests.evaluators.shown_pages import TALLY
 
 
 def test_intervals_of_equal_values_have_no_width() -> None:
@@ -45,9 +43,8 @@ def test_the_width_is_that_of_both_sources(of_trainings: float, of_questions: fl
     draws = np.random.default_rng(1)
     trainings = draws.normal(0, of_trainings, (40, 1))
     questions = draws.normal(0, of_questions, (1, 200))
-    mean, low, high = crossed_interval(trainings + questions)
+    _, low, high = crossed_interval(trainings + questions)
     error = math.sqrt(trainings.var() / 40 + questions.var() / 200)
-    assert mean == pytest.approx(float((trainings + questions).mean()))
     assert high - low == pytest.approx(2 * 1.96 * error, rel=0.08)
 
 
@@ -78,18 +75,12 @@ def test_scores_of_answers_and_failures_by_group() -> None:
         "bridge": (3, 1, 1),
         "comparison": (1, 0, 0),
     }
-    assert (scores["all"]["broken_share"], scores["all"]["failed_share"]) == (1 / 7, 2 / 7)
     assert tuple(scores["all"]["em"].values()) == mean_interval([1.0, 0.0, 0.0, 0.0, 0.0])
     assert tuple(scores["2 hops"]["f1"].values()) == mean_interval([1.0, 0.5, 0.0, 0.0])
-    assert "em" not in scores["3 hops"]
-    assert list(answer_scores(rows[3:], [])) == ["all"]  # one group alone is not repeated
     # The judge scores what it judged; where there is no answer, it need not be asked.
     verdicts = answer_scores(rows, [], {"a": True, "c": False, "other": True})
     assert (verdicts["all"]["judge"]["mean"], verdicts["all"]["judged"]) == (0.5, 2)
-    assert (verdicts["comparison"]["judged"], "judged" in scores["all"]) == (0, False)
     assert answer_scores(rows, misses, {"a": True})["all"]["judge"]["mean"] == 0.5
-    assert len(answer_table(scores)) == 1 + len(scores)
-    assert (causes_text(misses), causes_text([])) == ("timeout 2, cut_off 1", "")
 
 
 def test_what_the_model_broke_is_wrong_and_what_the_server_broke_is_left_out() -> None:
@@ -104,11 +95,6 @@ def test_what_the_model_broke_is_wrong_and_what_the_server_broke_is_left_out() -
 
 
 # ---------------------------------------------------------------- several draws of a question
-
-TALLY = {
-    **dict.fromkeys(("turns", "searches", "malformed", "unknown_tool", "repeated"), 1),
-    **dict.fromkeys(("completed", "truncated"), False),
-}
 
 
 def episode(name: str, draw: int, said: str | None, hops: int = 2, **tally: Any) -> Prediction:
@@ -131,8 +117,6 @@ def slow_vote(answers: list[str]) -> str:
 def test_votes_and_passes_as_the_slow_version() -> None:
     for answers in itertools.product(("Right", "the right!", "wrong", "other", ""), repeat=4):
         assert voted(list(answers)) == slow_vote(list(answers)), answers
-    assert voted([]) == ""
-    assert voted(["", "a", "b", "The B", "A"]) == "b"
     for k in range(1, 6):  # the share of all draws with a right one
         draws = list(itertools.combinations([True, True, False, False, False], k))
         assert pass_at(k, 2, 5) == pytest.approx(sum(map(any, draws)) / len(draws))
@@ -141,15 +125,13 @@ def test_votes_and_passes_as_the_slow_version() -> None:
     said = {f"q{n}": [words[i] for i in rng.integers(0, 5, 5)] for n in range(20)}
     rows = [episode(q, d, a) for q, own in said.items() for d, a in enumerate(own)]
     found = episode_summary(rows)["all"]
+    hits = [sum(normalise(a) == "right" for a in own) for own in said.values()]
     for k in (1, 2, 4, 5):
         votes = [normalise(slow_vote(own[:k])) == "right" for own in said.values()]
         assert found[f"vote_em@{k}"]["mean"] == pytest.approx(np.mean(votes))
-        hits = [sum(normalise(a) == "right" for a in own) for own in said.values()]
-        assert found[f"pass@{k}"]["mean"] == pytest.approx(
-            np.mean([pass_at(k, r, 5) for r in hits])
-        )
+        passes = np.mean([pass_at(k, right, 5) for right in hits])
+        assert found[f"pass@{k}"]["mean"] == pytest.approx(passes)
     assert found["pass@1"]["mean"] == pytest.approx(found["em"]["mean"])
-    assert "pass@3" not in found
 
 
 def test_episodes_by_hops_and_weights() -> None:
@@ -163,20 +145,15 @@ def test_episodes_by_hops_and_weights() -> None:
     assert list(found) == ["all", "2 hops", "4 hops"]
     whole = found["all"]
     assert (whole["questions"], whole["episodes"], whole["failed"]) == (3, 6, 3)
-    assert (whole["failed_share"], whole["hops"]) == (0.5, pytest.approx(8 / 3))
     means = {"em": 0.75, "weighted_em": (0.5 * 1 + 1.0 * 2) / 2, "completed": 0.25}
     means |= {"malformed": (0.5 + 1.0) / 2, "truncated": 0.5}
     assert {name: whole[name]["mean"] for name in means} == means
     assert found["4 hops"]["em"]["mean"] == 1
-    assert "vote_em@2" not in found["4 hops"]
-    assert len(episode_table({"last": found}, {"gain": episode_gains(rows, rows)})) == 5 + 3
     # Gains are over questions of both.
     one = [episode("a", 0, "right"), episode("b", 0, "right"), episode("c", 0, None)]
     other = [episode("a", 0, "wrong"), episode("b", 0, "right"), episode("c", 0, "right")]
     assert episode_gains(one, other)["em"]["mean"] == 0.5
     assert episode_gains(one, [episode("a", 0, None)]) == {}
-    lost = episode_summary([episode("a", 0, None)])["all"]
-    assert ("em" in lost, lost["failed"]) == (False, 1)
 
 
 # ---------------------------------------------------------------- hops and rewards
@@ -196,10 +173,8 @@ def test_scores_and_gains_hop_by_hop() -> None:
     assert found["hop1/recall"]["mean"] == 0.25
     assert found["hop2/all_gold"]["mean"] == 0.5
     assert (found["read_tokens"], found["sampled_tokens"]) == (40, 8)
-    assert found["outcomes"] == {"searched": 4}
     gains = hop_gains(rows, [searched("a", 0.0, 0.5), searched("b", 0.0, 0.0)])
     assert gains["hop2/recall"] == {"mean": 0.5, "low": 0.5, "high": 0.5}
-    assert gains["hop1/recall"]["mean"] == 0.25
     # What failed is left out and counted.
     first, second = rows[1].hops
     hops = (dataclasses.replace(first, outcome="timeout"), second)
@@ -208,23 +183,20 @@ def test_scores_and_gains_hop_by_hop() -> None:
     assert (found["failed"], found["failed_share"], found["hop2/recall"]["mean"]) == (1, 0.5, 1.0)
     assert hop_gains(rows, [rows[0], lost])["hop1/recall"]["mean"] == 0
     assert hop_gains([lost], [rows[0]]) == {}
-    assert len(hop_table({"lost": hop_summary([lost]), "all": found}, 2)) == 3
 
 
 def test_mean_and_deviation_of_rewards() -> None:
     question = ("q1", "Wo?")
     rewards = np.random.default_rng(0).random(8).round(3).tolist()
     row = reward_row(question, rewards)
-    assert row.mean == pytest.approx(np.mean(rewards))
-    assert row.std == pytest.approx(np.std(rewards))
+    assert (row.mean, row.std) == pytest.approx((np.mean(rewards), np.std(rewards)))
     assert (row.rewards, row.scored, row.broken, row.kept) == (rewards, 8, [], True)
     assert not judged(row, 1.0).kept
     assert judged(judged(row, 1.0), 0.0) == row
     # An episode without a reward is not 0.
     row = reward_row(question, [0.5, "timeout", 0.5, "too_long"])
     assert (row.mean, row.std, row.kept) == (0.5, 0.0, False)
-    assert (row.rewards, row.scored) == ([0.5, None, 0.5, None], 2)
-    assert row.broken == ["timeout", "too_long"]
+    assert (row.rewards, row.broken) == ([0.5, None, 0.5, None], ["timeout", "too_long"])
     nothing = reward_row(question, ["timeout", "timeout"])
     assert (nothing.mean, nothing.std, nothing.kept) == (None, None, False)
     # Equal rewards do not vary; np.std of these is above 0 by rounding.

@@ -1,4 +1,4 @@
-"""Small corpora, collections and towers, and a signal that comes at a known moment."""
+"""Small corpora, collections and towers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from qrag_jax.models.first_encoder import EncoderConfig, ScratchConfig, make_scratch_folder
-from qrag_jax.runtime.interrupt import StopSignal
 
 WORDS = [
     *("river", "stone", "lamp", "winter", "clock", "garden", "paper", "morning", "silver"),
@@ -48,23 +47,6 @@ def tree(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
-class StopAfter(StopSignal):
-    """Asks to stop when it has been looked at so many times."""
-
-    def __init__(self, looks: int) -> None:
-        self._left = looks
-        super().__init__()
-
-    @property
-    def requested(self) -> bool:
-        self._left -= 1
-        return self._left < 0
-
-    @requested.setter
-    def requested(self, value: bool) -> None:
-        assert not value
-
-
 Judged = Mapping[str, tuple[str, Mapping[str, int]]]  # query's id → its text, its grades
 
 
@@ -82,32 +64,21 @@ def write_collection(folder: Path, texts: Mapping[str, str], splits: Mapping[str
         texts: of the documents, by their ids.
         splits: the judged queries of each split.
     """
-    write_lines(
-        folder / "corpus.jsonl",
-        ({"_id": name, "title": "", "text": text} for name, text in texts.items()),
-    )
+    documents = ({"_id": name, "title": "", "text": text} for name, text in texts.items())
+    write_lines(folder / "corpus.jsonl", documents)
     queries = {name: text for split in splits.values() for name, (text, _) in split.items()}
-    write_lines(
-        folder / "queries.jsonl", ({"_id": name, "text": text} for name, text in queries.items())
-    )
+    rows = ({"_id": name, "text": text} for name, text in queries.items())
+    write_lines(folder / "queries.jsonl", rows)
     (folder / "qrels").mkdir(exist_ok=True)
     for split, judged in splits.items():
-        rows = [
-            f"{name}\t{document}\t{grade}"
-            for name, (_, grades) in judged.items()
-            for document, grade in grades.items()
-        ]
-        text = "\n".join(["query-id\tcorpus-id\tscore", *rows])
-        (folder / "qrels" / f"{split}.tsv").write_text(text + "\n")
+        lines = ["query-id\tcorpus-id\tscore"]
+        for name, (_, grades) in judged.items():
+            lines += [f"{name}\t{document}\t{grade}" for document, grade in grades.items()]
+        (folder / "qrels" / f"{split}.tsv").write_text("\n".join(lines) + "\n")
     return folder
 
 
 def write_rows(path: Path, queries: Sequence[tuple[str, str, Sequence[str]]]) -> Path:
     """Writes judged queries as rows: id, text, ids of relevant documents."""
-    return write_lines(
-        path,
-        (
-            {"id": name, "query": text, "relevant_doc_ids": [*documents]}
-            for name, text, documents in queries
-        ),
-    )
+    names = ("id", "query", "relevant_doc_ids")
+    return write_lines(path, (dict(zip(names, row, strict=True)) for row in queries))

@@ -30,9 +30,24 @@ def passage(city: str) -> str:
     return f"{city} The city of {city} lies on a river near a harbour and has a mayor."
 
 
-def samples_of(cities: Sequence[str]) -> list[Sample]:
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    """All passages, twenty others about rivers and one with the answer, indexed by words."""
+    texts = {city: passage(city)[len(city) + 1 :] for city in CITIES}
+    texts |= {f"river{n}": f"A river {'and a mayor ' * n} in the city." for n in range(20)}
+    texts["nile"] = "The mayor of the city lies on the Nile."
+    records = (
+        {"id": name, "title": name if name in CITIES else "", "text": text}
+        for name, text in texts.items()
+    )
+    corpus = write_lines(tmp_path / "corpus.jsonl", records)
+    index_corpus(corpus, tmp_path / "index", None, IndexSettings(engine="bm25"))
+    return tmp_path / "index"
+
+
+def loaded(cities: Sequence[str] = CITIES[:6]) -> LoadedSamples:
     """A question about each city, whose own passage supports it; the next one is its distractor."""
-    return [
+    samples = [
         Sample(
             id=f"q{place}",
             question=f"Which river does the city of {city} lie on, and who is its mayor?",
@@ -43,48 +58,21 @@ def samples_of(cities: Sequence[str]) -> list[Sample]:
         )
         for place, city in enumerate(cities)
     ]
-
-
-@pytest.fixture
-def index(tmp_path: Path) -> Path:
-    """All passages, twenty others about rivers and one with the answer, indexed by words."""
-    records = [
-        {"id": city, "title": city, "text": passage(city)[len(city) + 1 :]} for city in CITIES
-    ]
-    records += [
-        {"id": f"river{n}", "title": "", "text": f"A river {'and a mayor ' * n} in the city."}
-        for n in range(20)
-    ]
-    records.append({"id": "nile", "title": "", "text": "The mayor of the city lies on the Nile."})
-    corpus = write_lines(tmp_path / "corpus.jsonl", records)
-    index_corpus(corpus, tmp_path / "index", None, IndexSettings(engine="bm25"))
-    return tmp_path / "index"
-
-
-def loaded(cities: Sequence[str] = CITIES[:6]) -> LoadedSamples:
-    samples = samples_of(cities)
     return LoadedSamples({"one": samples[:2], "two": samples[2:]}, ["read"])
 
 
 def test_the_best_passages_that_are_no_answer_are_added(index: Path, tmp_path: Path) -> None:
-    config = NegativesConfig(index=str(index), count=4, skip=1)
     given = loaded()
     with Run.open(tmp_path / "run", None) as run:
-        found = with_negatives(config, given, run)
+        found = with_negatives(NegativesConfig(index=str(index), count=4, skip=1), given, run)
     assert [len(samples) for samples in found.by_source.values()] == [2, 4]
-    assert found.report[0] == "read"
-    assert "4.0 passages" in found.report[1]
     engine = BM25Index.open(index / "bm25", StoredCorpus(index / "corpus"))
     for before, after in zip(given.all, found.all, strict=True):
-        ranked = engine.search(Queries([before.question]), len(engine.corpus)).numbers[0]
-        expected = []
-        for number in ranked:
-            (one,) = engine.corpus.passages([number])
-            own = one.whole in before.chunks
-            if not own and one.name != "nile":
-                expected.append(one.whole)
-        assert after.chunks == (*before.chunks, *expected[1:5])
-        assert dataclasses.replace(after, chunks=before.chunks) == before
+        numbers = engine.search(Queries([before.question]), len(engine.corpus)).numbers[0]
+        ranked = [one for number in numbers for one in engine.corpus.passages([number])]
+        good = {*before.chunks}
+        others = [one.whole for one in ranked if one.whole not in good and one.name != "nile"]
+        assert after == dataclasses.replace(before, chunks=(*before.chunks, *others[1:5]))
 
 
 def test_a_run_that_goes_on_has_the_same_passages(index: Path, tmp_path: Path) -> None:
@@ -103,8 +91,8 @@ def test_a_run_that_goes_on_has_the_same_passages(index: Path, tmp_path: Path) -
             with_negatives(config, loaded(CITIES[:7]), run)
 
 
-def hit(step: int, name: str = "a", text: str = "", title: str = "") -> Hit:
-    return Hit(step, 0.0, name, title, text, {})
+def hit(text: str, title: str = "") -> Hit:
+    return Hit(1, 0.0, "a", title, text, {})
 
 
 def test_passages_that_may_be_good() -> None:
@@ -117,24 +105,22 @@ def test_passages_that_may_be_good() -> None:
         source="made",
     )
     good = [
-        hit(1, text="Oslo: a city in Norway"),  # its own
-        hit(1, text="Acme was founded by the Lee"),  # the beginning of a supporting one
-        hit(1, text="Its paint is blue.", title="Acme"),  # of the same page
-        hit(1, text="It belongs to the Lee  Family, they say."),  # with the answer
+        hit("Oslo: a city in Norway"),  # its own
+        hit("Acme was founded by the Lee"),  # the beginning of a supporting one
+        hit("Its paint is blue.", "Acme"),  # of the same page
+        hit("It belongs to the Lee  Family, they say."),  # with the answer
     ]
     bad = [
-        hit(1, text="Paint is sold in Norway."),
-        hit(1, text="It is cold.", title="Oslo"),  # the page of a passage that supports nothing
-        hit(1, text="They are a Leeds family."),  # with a part of a word
-        hit(1, text="There is no paint."),
+        hit("Paint is sold in Norway."),
+        hit("It is cold.", "Oslo"),  # the page of a passage that supports nothing
+        hit("They are a Leeds family."),  # with a part of a word
+        hit("There is no paint."),
     ]
     assert [one.text for one in good if not may_be_good(sample, one)] == []
     assert [one.text for one in bad if may_be_good(sample, one)] == []
 
 
-def test_a_trained_retriever_searches_in_its_steps(
-    exported: Path, index: Path, tmp_path: Path
-) -> None:
+def test_a_retriever_searches_in_its_steps(exported: Path, index: Path, tmp_path: Path) -> None:
     retriever = Retriever.load(exported)
     retriever.index(tmp_path / "corpus.jsonl", index)
     config = NegativesConfig(index=str(index), search=str(exported), count=2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,6 @@ from qrag_jax.environments.episode import Look
 from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.retrieval.index_folder import BM25
-from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.rlvr import Rlvr, digest_of, open_library
@@ -43,13 +42,11 @@ def test_easy_questions_come_first_in_a_training(system: Rlvr) -> None:
     hops = [4, 2, 3, 2, 4, 1, 2, 3] * 2
     tasks = zip(system.inputs.train, hops, strict=True)
     train = [dataclasses.replace(task, hops=count) for task, count in tasks]
-    sorted_first = dataclasses.replace(
-        system,
-        config=dataclasses.replace(system.config, tasks=TasksConfig(easy_first=True)),
-        inputs=dataclasses.replace(system.inputs, train=train),
-    )
+    config = dataclasses.replace(system.config, tasks=TasksConfig(easy_first=True))
+    inputs = dataclasses.replace(system.inputs, train=train)
+    easy_first = dataclasses.replace(system, config=config, inputs=inputs)
     first = system.config.plan[0].end
-    numbers = np.concatenate([sorted_first.questions(first + n).numbers for n in range(16)])
+    numbers = np.concatenate([easy_first.questions(first + n).numbers for n in range(16)])
     assert [hops[n] for n in numbers[:16]] == sorted(hops)  # from any step on, as after a resume
     assert [hops[n] for n in numbers[16:]] != sorted(hops)
 
@@ -68,9 +65,7 @@ def score(question, answers, answer, parts):
 """
 
 
-def test_adapters_learn_by_a_rubric_of_a_file_as_they_played_and_the_base_stays(
-    tmp_path: Path,
-) -> None:
+def test_adapters_learn_by_a_rubric_of_a_file_and_the_base_stays(tmp_path: Path) -> None:
     """What the rubric fails to score is masked and counted, and has no reward of 0."""
     path = tmp_path / "my_rubric.py"
     path.write_text(RUBRIC)
@@ -82,11 +77,8 @@ def test_adapters_learn_by_a_rubric_of_a_file_as_they_played_and_the_base_stays(
         assert 100 <= float(metrics["return"]) <= 101
         assert experience.counts()["unscored_episodes"] == 2
         assert float(metrics["kl"]) == 0
-        assert float(metrics["sampler_kl"]) < 1e-6
         # A CPU with units for matrices has factors of bfloat16, by dtype=auto.
         assert abs(float(metrics["sampler_largest_ratio"]) - 1) < 1e-2
-        leaves = jax.tree.leaves(after.params)
-        assert {leaf.shape[-1] for leaf in leaves} | {leaf.shape[-2] for leaf in leaves} >= {4}
         jax.tree.map(np.testing.assert_array_equal, jax.device_get(system.base), base)
         with pytest.raises(FeedbackLost, match="6 of 6"):
             experience.next(after, 1, STOP)
@@ -102,30 +94,22 @@ SERVED = {"sampling__engine": "server", "llm__model": "m"}
         ({"grpo__longest": 47}, "config.grpo.longest"),  # 3 turns of 16 tokens
         ({"sampling__room": 900}, "config.sampling.room"),  # beyond the model's positions
         ({"sampling__room": 20}, "config.sampling.room"),  # below a prompt
-        ({"tools__retriever": "semantic"}, "semantic"),
         ({"tools__tools": ("search",)}, "config.tools.tools"),
         ({"stages": ("grpo",), "questions__train": "./no.jsonl,x,train"}, "no.jsonl"),
         ({**SERVED, "llm__url": "http://h/v1"}, "config.model.lora.rank"),
-        ({**SERVED, "model__lora__rank": 513}, "config.model.lora.rank"),
     ],
 )
-def test_what_does_not_go_together_is_refused(
-    fields: dict[str, Any], named: str, tmp_path: Path
-) -> None:
+def test_wrong_combinations_are_refused(fields: dict[str, Any], named: str, tmp_path: Path) -> None:
     refused = pytest.raises(InputError, match=re.escape(named))
     with refused, opened(small(**fields), tmp_path / "run"):
         pass
 
 
-def test_an_environment_of_verifiers_brings_its_own_python(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verifiers_bring_their_own_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = get_config("verifiers").unlock()
     config.stages = ("sft", "grpo")
     with pytest.raises(InputError, match="stages"):
         RlvrConfig.of(config)
-    with pytest.raises(InputError, match="arguments"):
-        EnvironmentConfig(arguments="[")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(InputError, match="verifiers"):
         EnvironmentConfig().interpreter()
@@ -133,7 +117,6 @@ def test_an_environment_of_verifiers_brings_its_own_python(
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
     assert EnvironmentConfig().interpreter() == str(python)
-    assert EnvironmentConfig(python="other").interpreter() == str(tmp_path / "other")
 
 
 def test_a_corpus_is_searched_by_all_questions(tmp_path: Path) -> None:
@@ -145,24 +128,21 @@ def test_a_corpus_is_searched_by_all_questions(tmp_path: Path) -> None:
     index_corpus(source, index, None, IndexSettings(engine=BM25))
     fields = {"questions__bridge_train": 2, "questions__bridge_dev": 2, "stages": ("grpo",)}
     with opened(small(tools__corpus=str(index), **fields), tmp_path / "run") as (system, _):
-        inputs = system.inputs
-        assert isinstance(inputs.library, CorpusLibrary)
-        assert inputs.data["corpus"] == inputs.library.corpus.digest
-        assert [len(task.gold_ids) for task in (*inputs.train, *inputs.dev)] == [2, 2, 2, 0]
-        assert not any(task.documents for task in inputs.train)
-        golden = open_library(system.config, system.mesh, "golden")
-        (found,) = golden.look([(inputs.train[0], Look("anything", 1))])
-        assert [each.id for each in found] == [*inputs.train[0].gold_ids]  # type: ignore[union-attr]
+        train, dev = system.inputs.train, system.inputs.dev
+        assert [len(task.gold_ids) for task in (*train, *dev)] == [2, 2, 2, 0]
+        assert not any(task.documents for task in train)
+        (found,) = open_library(system.config, system.mesh, "golden").look(
+            [(train[0], Look("", 1))]
+        )
+        assert [each.id for each in found] == [*train[0].gold_ids]  # type: ignore[union-attr]
 
 
 def test_every_part_of_a_task_counts_for_the_digest() -> None:
     one, two = (bridge_task(bridge_question(0, "train", index)) for index in range(2))
     first, *others = two.documents
-    changes: list[dict[str, Any]] = [
-        {"answers": ("1931",)},
-        {"question": "Who?"},
-        *({"documents": (first._replace(**new), *others)} for new in ({"text": ""}, {"id": "x"})),
-    ]
+    changes: list[dict[str, Any]] = [{"answers": ("1931",)}, {"question": "Who?"}]
+    for other in (first._replace(text=""), first._replace(id="x")):
+        changes.append({"documents": (other, *others)})
     lists = [[one, dataclasses.replace(two, **each)] for each in changes]
     assert len({digest_of(each) for each in ([one, two], [one], [two, one], *lists)}) == 7
 
@@ -172,27 +152,26 @@ def test_every_part_of_a_task_counts_for_the_digest() -> None:
 STEPS = 4  # of a training that a server samples
 
 
+def settings(folder: Path, url: str, **fields: Any) -> Any:
+    return small(
+        model__path=str(folder),
+        model__lora__rank=4,
+        # A CPU with units for matrices would have factors of bfloat16, and larger differences.
+        model__dtype="float32",
+        stages=("grpo",),
+        sampling__engine="server",
+        sampling__temperature=0.7,
+        llm__url=url,
+        llm__model="tiny",
+        train__steps=STEPS,
+        optimizer__learning_rate=1e-2,
+        **fields,
+    )
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_calling_model(tmp_path_factory.mktemp("calling") / "model")
-
-
-def settings(folder: Path, url: str = "", **fields: Any) -> Any:
-    given: dict[str, Any] = {
-        "model__path": str(folder),
-        "model__lora__rank": 4,
-        "stages": ("grpo",),
-        "sampling__engine": "server",
-        "sampling__temperature": 0.7,
-        "llm__url": url,
-        "llm__model": "tiny" if url else "",
-        "train__steps": STEPS,
-        "train__batch_size": 2,
-        "optimizer__learning_rate": 1e-2,
-        # A CPU with units for matrices would have factors of bfloat16, and larger differences.
-        "model__dtype": "float32",
-    }
-    return small(**{**given, **fields})
 
 
 @pytest.fixture(scope="module")
@@ -202,26 +181,20 @@ def running(folder: Path) -> Iterator[PolicyServer]:
         yield server
 
 
-@pytest.fixture
-def server(running: PolicyServer) -> PolicyServer:
-    """It, as if it had just been started."""
-    running.begin()
-    return running
-
-
 @pytest.mark.parametrize("staleness", [0, 2])
 def test_each_batch_is_of_one_version(
-    staleness: int, server: PolicyServer, folder: Path, tmp_path: Path
+    staleness: int, running: PolicyServer, folder: Path, tmp_path: Path
 ) -> None:
-    config = settings(folder, server.url, tools__staleness=staleness)
+    running.begin()
+    config = settings(folder, running.url, tools__staleness=staleness)
     with opened(config, tmp_path / "run") as (system, run):
         state, experience = system.first_state(), system.experience(run, STOP)
         for step in range(STEPS):
             state, metrics = system.update(state, experience.next(state, step, STOP))
             if not staleness:  # strictly on-policy
                 assert abs(float(metrics["sampler_largest_ratio"]) - 1) < 1e-2
-        counts, asked = experience.counts(), [body["model"] for body in server.asked]
-        names, kept = [*server.unloaded, *server.loaded], len(server.loaded)
+        counts, asked = experience.counts(), [body["model"] for body in running.asked]
+        names, kept = [*running.unloaded, *running.loaded], len(running.loaded)
         first, params = jax.device_get((system.inputs.model.trained, state.params))
     assert counts["llm/failures"] == 0
     assert 0 < counts["llm/handover_seconds"] < 60
@@ -235,30 +208,17 @@ def test_each_batch_is_of_one_version(
         assert asked == sorted(asked, key=[*dict.fromkeys(asked)].index)
 
 
-def without_ids(server: PolicyServer) -> None:
-    server.change = lambda request, choice: choice.pop("token_ids")
+def test_servers_that_cannot_train(running: PolicyServer, folder: Path, tmp_path: Path) -> None:
+    def forget_adapters() -> None:
+        running.loaded = dict.fromkeys(running.loaded, running._base)
 
-
-def deaf_to_adapters(server: PolicyServer) -> None:
-    def forget() -> None:
-        server.loaded = dict.fromkeys(server.loaded, server._base)
-
-    server.before = forget
-
-
-@pytest.mark.parametrize(
-    ("spoil", "named"), [(without_ids, "token ids"), (deaf_to_adapters, "adapters")]
-)
-def test_servers_that_cannot_train(
-    spoil: Callable[[PolicyServer], None],
-    named: str,
-    server: PolicyServer,
-    folder: Path,
-    tmp_path: Path,
-) -> None:
-    spoil(server)
-    with (
-        opened(settings(folder, server.url), tmp_path / "run") as (system, run),
-        pytest.raises(InputError, match=named),
-    ):
-        system.experience(run, STOP)
+    spoils: tuple[tuple[str, Any, str], ...] = (
+        ("change", lambda _, choice: choice.pop("token_ids"), "token ids"),
+        ("before", forget_adapters, "adapters"),
+    )
+    for call, spoilt, named in spoils:
+        running.begin()
+        setattr(running, call, spoilt)
+        refused = pytest.raises(InputError, match=named)
+        with opened(settings(folder, running.url), tmp_path / named) as (system, run), refused:
+            system.experience(run, STOP)

@@ -24,22 +24,18 @@ RATES = {"optimizer.learning_rate": ["1e-5", "3e-5"]}
 def test_runs_are_every_combination_with_every_seed() -> None:
     sets = sets_of(["config.optimizer.learning_rate=1e-5,3e-5", "train.steps=6", "eval.beam=1,2"])
     runs = Plan("c.py", [1, 2], sets).runs()
-    assert [run.name for run in runs[:2]] == [
-        "learning_rate-1e-5-beam-1-seed1",
-        "learning_rate-1e-5-beam-1-seed2",
-    ]
+    assert runs[0].name == "learning_rate-1e-5-beam-1-seed1"
     assert len(runs) == len({run.name for run in runs}) == 8
-    assert runs[2].settings == "optimizer.learning_rate=1e-5, eval.beam=2"
     fields = ("seed=1", "optimizer.learning_rate=1e-5", "train.steps=6", "eval.beam=2")
     assert runs[2].words == ["--config=c.py", *(f"--config.{field}" for field in fields)]
     paths = Plan("c.py", [1], {"data.path": ["a/b", "a_b", "../..", "x" * 300]}).runs()
     assert len({run.name for run in paths}) == 4
     assert all(re.fullmatch(r"[A-Za-z0-9._+-]{1,100}", run.name) for run in paths)
     assert sets_of(["a=(1,2),'b,c',[3,{4,5}]"]) == {"a": ["(1,2)", "'b,c'", "[3,{4,5}]"]}
-    for refused in (["a"], ["a.=1"], ["seed=1"], ["a=1,1"], ["a=1", "a=2"]):
+    for refused in (["a"], ["seed=1"], ["a=1,1"], ["a=1", "a=2"]):
         with pytest.raises(InputError, match="--set="):
             sets_of(refused)
-    for refused in ([], ["a"], ["-1"], ["1", "1"], [str(2**32)]):
+    for refused in (["a"], ["1", "1"], [str(2**32)]):
         with pytest.raises(InputError, match="--seeds="):
             seeds_of(refused)
 
@@ -51,7 +47,7 @@ def test_every_combination_is_checked_before_anything_starts() -> None:
         ("train.steps", ["5", "0"]),
         ("optimizer.learning_rate", ["1e-5", "fast"]),
     ):
-        with pytest.raises(InputError, match=field.replace(".", r"\.")):
+        with pytest.raises(InputError, match=re.escape(field)):
             Plan(TINY, [42], {field: values}).check()
     with pytest.raises(InputError, match=r"nowhere\.py"):
         Plan("nowhere.py", [42], {}).check()
@@ -62,21 +58,16 @@ def questions(values: list[float], first: int = 0) -> dict[str, float]:
 
 
 def test_means_intervals_and_paired_differences() -> None:
-    draws = np.random.default_rng(0)
-    hard = draws.random(40)  # how hard a question is for all
+    hard = np.random.default_rng(0).random(40)  # how hard a question is for all
     one = {seed: questions([*hard + 0.01 * seed]) for seed in (1, 2)}
     other = {seed: questions([*hard + 0.01 * seed + 0.1]) for seed in (2, 1)}
     first, second = compared({"a": one, "b": other})
     values = np.array([[*one[1].values()], [*one[2].values()]])
     assert (first["mean"], first["low"], first["high"]) == crossed_interval(values)
     assert first["by_seed"] == {"1": pytest.approx(values[0].mean()), "2": values[1].mean()}
-    assert first["questions"] == 40
-    assert "difference" not in first
-    difference = second["difference"]
     # The questions' own difficulty is in both, so the difference is sharp.
     for name in ("mean", "low", "high"):
-        assert difference[name] == pytest.approx(0.1)
-    assert difference["seeds"] == [2, 1]
+        assert second["difference"][name] == pytest.approx(0.1)
     assert second["high"] - second["low"] > 0.1
 
 
@@ -90,9 +81,8 @@ def test_only_common_questions_and_seeds_are_compared() -> None:
     a, b, c, d = compared(runs)
     assert a["mean"] == pytest.approx(1 / 3)
     assert (b["questions"], b["mean"]) == (2, 1.0)
-    assert b["difference"]["seeds"] == [2]
-    assert b["difference"]["questions"] == 2
-    assert b["difference"]["mean"] == 0.5  # of q1 and q2 alone: 1 - 0 and 1 - 1
+    difference = b["difference"]  # of q1 and q2 of seed 2 alone: 1 - 0 and 1 - 1
+    assert (difference["seeds"], difference["questions"], difference["mean"]) == ([2], 2, 0.5)
     assert "difference" not in c  # no seed in common
     assert d == {"settings": "d", "seeds": []}  # and no mean of 0
 
@@ -108,10 +98,11 @@ def run(tmp_path: Path) -> Path:
 
 def test_agents_that_failed_have_no_score(run: Path) -> None:
     rows = [
-        AgentRow("q1", "Where?", ("Oslo",), "Oslo fjord", "", 0.0, 0.5, None, ()),
-        AgentRow("q2", "Where?", ("Oslo",), "", "timeout", 0.0, 0.0, 0.0, ()),
-        AgentRow("q3", "Where?", ("Oslo",), "Oslo", "", 1.0, 1.0, 0.25, ()),
-        AgentRow("q4", "Where?", ("Oslo",), "", "no_retrieval", 0.0, 0.0, 0.0, ()),
+        AgentRow(name, "Where?", ("Oslo",), "", broken, em, f1, recall, ())
+        for name, broken, em, f1, recall in (
+            *(("q1", "", 0.0, 0.5, None), ("q2", "timeout", 0.0, 0.0, 0.0)),
+            *(("q3", "", 1.0, 1.0, 0.25), ("q4", "no_retrieval", 0.0, 0.0, 0.0)),
+        )
     ]
     AGENTS.append(run / "eval/last-4/agent_seed42.jsonl", rows)
     _, scores = scores_of(run)
@@ -123,13 +114,9 @@ def test_agents_that_failed_have_no_score(run: Path) -> None:
 
 
 def test_hops_are_those_after_the_last(run: Path) -> None:
-    def hop(all_gold: float) -> Hop:
-        scores = {"recall": all_gold, "ap": 0.25, "all_gold": all_gold}
-        return Hop("oslo", "searched", ("d1",), scores, 10, 3, (("d1", 1.5),))
-
-    rows = [
-        Searched(f"q{n}", "Where?", ("Oslo",), ("d1",), (hop(0.0), hop(float(n)))) for n in (0, 1)
-    ]
+    missed, found = (Hop("oslo", "searched", ("d1",), {"all_gold": x}) for x in (0.0, 1.0))
+    both = {"q0": (found, missed), "q1": (missed, found)}
+    rows = [Searched(name, "Where?", ("Oslo",), ("d1",), hops) for name, hops in both.items()]
     HOPS.write(run / "eval/last-4.jsonl", rows, {})
     main, scores = scores_of(run)
     assert (main, scores["all_gold"]) == ("all_gold", {"q0": 0.0, "q1": 1.0})
@@ -151,9 +138,6 @@ def test_rewrites_are_scored_by_the_judgements_of_their_collection(run: Path) ->
         write_qrels(run / "eval/trec" / collection / "qrels.txt", qrels)
     main, scores = scores_of(run)
     assert main == "recall@2"
-    recall, rank = scores["recall@2"], scores["rr@10"]
-    assert recall["a/1"] == 0.5
-    assert recall["b/1"] == 1.0
-    assert recall["b/2"] == 0.0  # no query was written, which is the model's own doing
-    assert "b/3" not in recall  # its search failed: nobody knows
-    assert (rank["a/1"], rank["b/1"]) == (0.5, 1.0)
+    # No query was written for b/2, which is the model's own doing; the search of b/3 failed.
+    assert scores["recall@2"] == {"a/1": 0.5, "b/1": 1.0, "b/2": 0.0}
+    assert scores["rr@10"] == {"a/1": 0.5, "b/1": 1.0, "b/2": 0.0}

