@@ -1,7 +1,8 @@
 """Advantages and returns beside slow NumPy versions; losses by hand and in their limits.
 
-Losses and gradients of GRPO, its ratios and aggregations, PPO, DPO and IPO beside TRL and torch:
-`tests/learners/test_token_losses_beside_trl.py`.
+Losses and gradients of GRPO, its ratios and aggregations, and DPO beside TRL:
+`tests/learners/test_token_losses_beside_trl.py`; of PPO, with GAE, and IPO by their definition:
+`tests/learners/test_token_update.py`; of HARR, step by step: `tests/learners/test_query_update.py`.
 """
 
 from __future__ import annotations
@@ -15,24 +16,19 @@ from qrag_jax.algorithms.advantages import (
     EPSILON,
     best_of_groups,
     discounted_return,
-    gae,
     group_advantages,
     mixed_advantages,
-    step_advantages,
     varies,
 )
 from qrag_jax.algorithms.policy_gradient import (
-    Clip,
     clipped,
     clipped_weight,
     dpo_loss,
-    is_clipped,
     kl_k3,
     largest_ratio,
     of_sequence,
 )
 from qrag_jax.algorithms.two_towers import alpha_at
-from tests import reference
 
 # ------------------------------------------------------------------------ advantages, returns
 
@@ -94,49 +90,6 @@ def test_several_rewards_count_by_their_weights_whatever_their_units() -> None:
         mixed_advantages([one], (1.0, 0.5), valid)
 
 
-def test_rewards_per_step_are_normalised_and_then_summed() -> None:
-    rewards = np.random.default_rng(3).random((2, 3, 4)).astype(np.float32)
-    valid = np.ones((2, 3, 4), bool)
-    valid[0, 1, 2:] = valid[1, 0] = False
-    found = np.asarray(step_advantages(np.where(valid, rewards, np.nan), valid))
-    for group in range(2):
-        normal = slow_group(rewards[group].ravel(), valid[group].ravel()).reshape(3, 4)
-        for member, step in np.ndindex(3, 4):
-            expected = normal[member, step:].sum() if valid[group, member, step] else 0.0
-            assert found[group, member, step] == pytest.approx(expected, abs=1e-4)
-
-
-def test_gae_is_that_of_each_episode_alone() -> None:
-    """Episodes one after the other in a row, with masked stretches in and between them."""
-    draw, width, discounts = np.random.default_rng(5), 64, (0.97, 0.8)
-    valid, ends, episodes = np.zeros((3, width), bool), np.zeros((3, width), bool), []
-    for row in range(3):
-        start = 0
-        while start < width - 6:
-            length = int(draw.integers(1, 12))
-            places = np.arange(start, min(start + length, width))
-            chosen = places[draw.random(len(places)) < 0.7]
-            if len(chosen):
-                valid[row, chosen] = ends[row, chosen[-1]] = True
-                episodes.append((row, chosen))
-            start += length
-    rewards, values = draw.normal(size=(2, *valid.shape)).astype(np.float32)
-    rewards[~valid] = values[~valid] = np.nan  # nothing of these is read
-    compute = jax.jit(gae, static_argnums=4)
-    advantages, returns = map(np.asarray, compute(rewards, values, valid, ends, discounts))
-    assert len(episodes) > 10
-    for row, chosen in episodes:
-        discount = np.full(len(chosen), discounts[0])
-        discount[-1] = 0.0
-        after = np.append(values[row, chosen[1:]], 0.0)
-        expected = reference.lambda_returns(rewards[row, chosen], discount, after, discounts[1])
-        np.testing.assert_allclose(returns[row, chosen], expected, atol=1e-5)
-        gains = expected - values[row, chosen]
-        np.testing.assert_allclose(advantages[row, chosen], gains, atol=1e-5)
-    assert not advantages[~valid].any()
-    assert not returns[~valid].any()
-
-
 def test_discounted_return() -> None:
     rewards = jnp.array([1.0, 0.0, 2.0, -1.0])
     expected = 1.0 + 0.5**2 * 2.0 - 0.5**3
@@ -144,14 +97,6 @@ def test_discounted_return() -> None:
 
 
 # ------------------------------------------------------------------------ losses
-
-
-def test_clipped_are_ratios_that_have_gone_the_way_of_their_advantage() -> None:
-    new = jnp.log(jnp.array([0.5, 1.0, 2.0, 0.5, 1.0, 2.0]))
-    advantages = jnp.array([1.0, 1.0, 1.0, -1.0, -1.0, -1.0])
-    found = is_clipped(new, jnp.zeros(6), advantages, Clip(0.2, 0.3))
-    assert found.tolist() == [False, False, True, True, False, False]
-    assert float(largest_ratio(new, jnp.zeros(6), new < 0.1)) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("gone", [-200.0, 200.0])  # e^89 is infinite in float32

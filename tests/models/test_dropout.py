@@ -142,7 +142,7 @@ def computed(
         placed = with_key(placed, whole)
     assert sum(not each.is_fully_replicated for each in jax.tree.leaves(placed)) > 6
     other = dataclasses.replace(encoder, module=encoder.module.clone(scanned=True, remat="dots"))
-    return on_mesh(mesh, other, BLOCKS, params, placed, ROWS, cotangents, apart=True)
+    return on_mesh(mesh, other, BLOCKS, params, placed, ROWS, cotangents)
 
 
 @pytest.mark.parametrize(

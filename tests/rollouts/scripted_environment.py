@@ -98,12 +98,11 @@ def main() -> None:
         return say("refused", message="the environment cannot be used; name another")
     if does == "end":
         sys.exit("it ends at once")
-    text = "half \ud800 a pair" if does == "surrogate" else "Question?"
     say(
         "opened",
         version="0",
         tasks=TASKS,
-        prompts=[[{"role": "user", "content": text}]] * TASKS,
+        prompts=[[{"role": "user", "content": "Question?"}]] * TASKS,
         digest=str(time.time()) if does == "changes" else "same",
         code=hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
     )

@@ -1,4 +1,7 @@
-"""Whole rollouts against a Python loop that encodes one state at a time, and played once more."""
+"""Whole rollouts against a Python loop that encodes one state at a time.
+
+The rows that an update is handed, and their embeddings: tests/learners/test_pqn.py.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 
 from qrag_jax.environments.chunks import with_stop
 from qrag_jax.policies.soft_q import MASKED
-from qrag_jax.rollouts.chunks import Actor, Draws, Trajectory, replay
+from qrag_jax.rollouts.chunks import Actor, Draws, Trajectory
 from tests import reference
 from tests.rollouts.play_setup import (
     ACTOR,
@@ -34,7 +37,6 @@ BATCH = episodes()
 STOPPING = dataclasses.replace(CONFIG, never_terminate=False, sort_by_index=True)
 STOP_ACTION = dataclasses.replace(CONFIG, stop_action=True, positions="relative")
 GREEDY = Draws(None, ALPHA)
-jitted_replay = jax.jit(replay, static_argnums=0)
 
 
 @pytest.fixture(scope="module")
@@ -83,27 +85,11 @@ def check(found: Trajectory, expected: list[reference.Episode], steps: int) -> N
     assert ((found.actions >= 0) & (found.actions < found.first_q.shape[1])).all()
 
 
-def check_rows(found: Trajectory, config, params) -> None:
-    """What the update is handed: the rows of states and chosen chunks, and their embeddings."""
-    for b, t in zip(*np.nonzero(np.asarray(found.valid))):
-        taken = np.asarray(found.actions[b])
-        rows = (
-            reference.state_row(BATCH, b, taken[:t].tolist(), config),
-            reference.chunk_row(BATCH, b, int(taken[t]), config),
-        )
-        for tower, (row, name) in enumerate(zip(rows, ("state", "chunk"))):
-            length = int(getattr(found, f"{name}_lengths")[b, t])
-            assert np.asarray(getattr(found, f"{name}_tokens"))[b, t, :length].tolist() == row
-            embedding = getattr(found, f"{name}_embeddings")[b, t]
-            np.testing.assert_allclose(embedding, player().embed(params, tower, row), atol=2e-6)
-
-
 def test_greedy(params) -> None:
     found = jitted_rollout(ACTOR, params, BATCH, GREEDY)
     expected = expected_of(CONFIG, params)
     assert {len(episode.actions) for episode in expected} == {0, 1, 2, 3}
     check(found, expected, CONFIG.max_steps)
-    check_rows(found, CONFIG, params[0])
     # The tokens are those of all chunks and all states of both towers, each text once.
     texts = {
         tuple(BATCH.chunks[b, c, : min(BATCH.chunk_lengths[b, c], 7)].tolist())
@@ -122,7 +108,6 @@ def test_sampled(params) -> None:
     draws = Draws(keys(), ALPHA, False)
     found = jitted_rollout(Actor(ENCODER, PLAN, STOPPING), params, BATCH, draws)
     check(found, expected_of(STOPPING, params, draws), STOPPING.max_steps)
-    check_rows(found, STOPPING, params[0])
 
 
 def test_indents_are_drawn_for_each_episode(params) -> None:
@@ -155,24 +140,3 @@ def test_stop_action(params) -> None:
             gap = np.full(SHAPE.chunks + 1 - len(episode.first_q), MASKED)
             episode.first_q = np.concatenate([episode.first_q[:-1], gap, episode.first_q[-1:]])
     check(found, expected, STOP_ACTION.max_steps)
-
-
-def test_a_replay_is_the_trajectory_that_was_played(params) -> None:
-    changes = {"never_terminate": False, "sort_by_index": True, "stop_action": True}
-    config = dataclasses.replace(CONFIG, **changes, positions="relative")
-    batch = with_stop(BATCH)
-    actor, draws = Actor(ENCODER, ONE_BUCKET, config), Draws(keys(5), ALPHA)
-    played = jitted_rollout(actor, params[1:], batch, draws)
-    found = jitted_replay(actor, params[1], batch, draws, played.actions)
-    valid = np.asarray(played.valid)
-    assert valid[:, 1:].any()
-    looked_at = ("state_tokens", "chunk_tokens", "positions")  # where a step happened
-    for name in ("valid", "done", "state_lengths", "chunk_lengths", *looked_at):
-        one, other = (np.asarray(getattr(item, name)) for item in (found, played))
-        if name in looked_at:
-            one, other = one[valid], other[valid]
-        np.testing.assert_array_equal(one, other, err_msg=name)
-    later = valid & (np.arange(valid.shape[1]) > 0)
-    values = np.asarray(played.values)
-    np.testing.assert_allclose(np.asarray(found.values)[later], values[later], atol=1e-5)
-    np.testing.assert_array_equal(np.asarray(found.values)[~later], 0)

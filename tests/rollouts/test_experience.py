@@ -34,7 +34,6 @@ from qrag_jax.rollouts.pool_search import Drawn, HopShape, Rewarded
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import shard_batch
 from tests.devices import mesh_of
-from tests.episodes_maker import random_store
 from tests.rollouts import play_setup
 
 BATCH = 4
@@ -101,54 +100,6 @@ def test_texts_are_those_of_the_tokens_played(tmp_path: Path) -> None:
             documents.add((sample.source, sample.id, sample.chunks))
     assert {source for source, *_ in documents} == {"made", "babilong"}
     assert len(documents) > 9  # several epochs
-
-
-def small_batches(position: Any = None) -> Any:
-    """An iterator, the same at every call, from there on."""
-    stores = {"made": random_store(0, 7)}
-    shape = EpisodeShape.holding([*stores.values()])
-    batches = training_batches(stores, {"made": 1.0}, shape, batch_size=BATCH, seed=1)
-    if position is not None:
-        batches.set_state(position)
-    return batches
-
-
-def on_mesh(position: Any = None) -> Batches:
-    return Batches(mesh_of(), small_batches(position))
-
-
-class Computing:
-    """An array of a state that the device still computes."""
-
-    def is_ready(self) -> bool:
-        return False
-
-
-def assert_equal(found: EpisodeBatch, expected: EpisodeBatch) -> None:
-    for one, other in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(one, other)
-
-
-def test_one_batch_comes_after_the_other() -> None:
-    experience, expected = on_mesh(), small_batches()
-    for number in range(3):
-        batch = next(expected)
-        assert_equal(experience.next(Computing(), number, StopSignal()), batch)
-        assert experience.samples.tolist() == [*map(list, zip(batch.sample, batch.epoch))]
-        assert experience.position() == (expected.get_state(), [])
-        if number == 1:  # fetched ahead it is not used yet
-            experience.prepare(Computing())
-            assert experience.position() == (expected.get_state(), [])
-    assert experience.waited == {"input": 0.0}  # the device had work
-    stop = StopSignal()
-    stop.requested = True
-    with pytest.raises(Stopped):
-        experience.next(None, 3, stop)
-    # A run that goes on from there has the batch that was not given.
-    resumed, batch = on_mesh(experience.position()[0]), next(expected)
-    assert_equal(resumed.next(None, 3, StopSignal()), batch)
-    assert_equal(experience.next(None, 3, StopSignal()), batch)
-    assert experience.waited["input"] > 0
 
 
 # ---------------------------------------------------------------- agents

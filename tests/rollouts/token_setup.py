@@ -26,7 +26,6 @@ from qrag_jax.models.pretrained import load_language_model
 from qrag_jax.models.trunks.families import DECODERS
 from qrag_jax.models.trunks.transformer import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler
-from qrag_jax.rollouts.served_policy import turn_log_probs
 from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig, TokenBatch
 from tests.json_server import Call, listening
@@ -166,7 +165,6 @@ class PolicyServer:
         asked: bodies of the requests for turns.
         loaded: adapters by their names, the oldest first.
         change: (request, choice) changes a turn before it is sent; `before` is called before it.
-        is_raw: it gives log-probabilities at temperature 1, as vLLM does by default.
     """
 
     folder: Path
@@ -178,11 +176,10 @@ class PolicyServer:
     unloaded: list[str] = dataclasses.field(default_factory=list)
     change: Change = lambda request, choice: None
     before: Callable[[], None] = lambda: None
-    is_raw: bool = False
 
     def begin(self) -> None:
         """Forgets what it was asked, and all that it was told to do otherwise."""
-        self.change, self.before, self.is_raw = lambda request, choice: None, lambda: None, False
+        self.change, self.before = lambda request, choice: None, lambda: None
         self.asked, self.loaded, self.unloaded = [], {}, []
 
     def __post_init__(self) -> None:
@@ -238,18 +235,13 @@ class PolicyServer:
         seed = np.array([body["seed"]], np.uint64).view(np.uint32)
         ids = np.array(body["prompt"], np.int32)
         (turn,) = sampler.sample(whole, [SampleRequest(ids, seed, body["max_tokens"])])
-        tokens, log_probs = turn.ids.tolist(), turn.log_probs
-        if self.is_raw:
-            (log_probs,) = turn_log_probs(self._model, whole, [(ids, turn.ids)], (1.0,))
+        tokens, log_probs = turn.ids.tolist(), turn.log_probs.tolist()
         choice = {
             "index": 0,
             "text": self._tokenizer.decode(tokens),
             "token_ids": tokens,
             "finish_reason": turn.finish,
-            "logprobs": {
-                "tokens": [str(token) for token in tokens],
-                "token_logprobs": log_probs.tolist(),
-            },
+            "logprobs": {"tokens": [*map(str, tokens)], "token_logprobs": log_probs},
         }
         self.change(body, choice)
         usage = {"prompt_tokens": len(ids), "completion_tokens": len(tokens)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModel
 
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import TokenRows, embed_and_pull_back, embed_rows, pull_back
+from qrag_jax.models.compute.ragged import TokenRows, embed_and_pull_back
 from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder
@@ -65,7 +66,8 @@ def check_gradients(found: Any, expected: Any, within: float = 1e-4) -> None:
         np.testing.assert_allclose(got, wanted, atol=within * scale, err_msg=str(path))
 
 
-def _vectors_and_gradient(
+@partial(jax.jit, static_argnums=(0, 1))
+def vectors_and_gradient(
     encoder: TextEncoder, blocks: Blocks, params: Any, rows: TokenRows, cotangents: Any
 ) -> tuple[jax.Array, Any]:
     """Vectors `[N, D]`, and the gradient of Σ <vector, cotangent>; computed in packed blocks."""
@@ -73,19 +75,6 @@ def _vectors_and_gradient(
         encoder, blocks, params, rows, lambda _, own: own, of_rows=jnp.asarray(cotangents)
     )
     return vectors, gradient
-
-
-def _apart(
-    encoder: TextEncoder, blocks: Blocks, params: Any, rows: TokenRows, cotangents: Any
-) -> tuple[jax.Array, Any]:
-    """The same in two passes, each of which computes equal rows once."""
-    vectors, _ = embed_rows(encoder, blocks, encoder.alone(params), rows)
-    gradient, _ = pull_back(encoder, blocks, params, rows, cotangents)
-    return vectors, gradient
-
-
-vectors_and_gradient = jax.jit(_vectors_and_gradient, static_argnums=(0, 1))
-vectors_and_gradient_apart = jax.jit(_apart, static_argnums=(0, 1))
 
 
 def on_mesh(
@@ -96,15 +85,11 @@ def on_mesh(
     shardings: Any,
     rows: TokenRows,
     cotangents: Any,
-    *,
-    apart: bool = False,
 ) -> tuple[np.ndarray, Any]:
     """The same, where rows are on all devices of a mesh and `params` lie as `shardings` say."""
-    compute = vectors_and_gradient_apart if apart else vectors_and_gradient
-
     placed = jax.device_put(params, shardings)
     rows, cotangents = meshes.shard_batch(mesh, (rows, cotangents))
-    found = compute(encoder.on(mesh), blocks, placed, rows, cotangents)
+    found = vectors_and_gradient(encoder.on(mesh), blocks, placed, rows, cotangents)
     return jax.tree.map(np.asarray, found)
 
 

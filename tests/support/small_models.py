@@ -68,8 +68,8 @@ _MPNET = {"intermediate_size": 40, "layer_norm_eps": 1e-5}
 
 
 def numpy_tensors(model: torch.nn.Module) -> dict[str, np.ndarray]:
-    """Copies of the weights under their names."""
-    return {name: tensor.detach().numpy().copy() for name, tensor in model.state_dict().items()}
+    """Copies of the weights under their names, each once."""
+    return {name: array.detach().numpy().copy() for name, array in model.named_parameters()}
 
 
 def write_tokenizer(folder: Path) -> None:

@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
+
+from tests.support.small_models import torch_decoder
 
 TEMPLATE = (
     "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}\n{% endfor %}"
@@ -39,19 +41,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def model(seed: int) -> Qwen3ForCausalLM:
-    """A model with random weights from `seed`; word vectors and head share one array."""
-    config = Qwen3Config(
-        **{"vocab_size": len(tokenizer()), "hidden_size": 64, "intermediate_size": 128},
-        **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
-        **{"head_dim": 32, "max_position_embeddings": 2048, "tie_word_embeddings": True},
-        **{"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None},
-    )
-    torch.manual_seed(seed)
-    made = Qwen3ForCausalLM(config).eval()
-    with torch.no_grad():
-        for parameter in made.parameters():  # large, so that no two tokens nearly tie
-            parameter.add_(torch.randn_like(parameter) * 0.3)
-    return made
+    """A model with random weights from `seed`, so large that no two tokens nearly tie."""
+    sizes = {"vocab_size": len(tokenizer()), "hidden_size": 64, "intermediate_size": 128}
+    sizes |= {"head_dim": 32, "max_position_embeddings": 2048}  # vLLM on CPU wants heads of 32
+    ends = {"eos_token_id": 1, "pad_token_id": 0, "bos_token_id": None}
+    return torch_decoder("qwen3", seed=seed, noise=0.3, **sizes, **ends)
 
 
 def save(made: Qwen3ForCausalLM, folder: Path) -> Path:
@@ -113,12 +107,3 @@ def greedy(made: Qwen3ForCausalLM, prompt: list[int], count: int) -> tuple[list[
         if ids[-1] == 1:
             break
     return ids[len(prompt) :], log_probs
-
-
-def numpy_tensors(made: Qwen3ForCausalLM) -> dict[str, np.ndarray]:
-    """All weights by their names in the files of the model's folder."""
-    return {
-        name: tensor.detach().numpy().copy()
-        for name, tensor in made.state_dict().items()
-        if name != "lm_head.weight"
-    }

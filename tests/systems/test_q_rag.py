@@ -22,7 +22,7 @@ from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag import open_system, with_labels
 from qrag_jax.systems.q_rag_config import QRagConfig, fill_from_saved, settled
-from tests.models.files.test_sentence_transformers import write_modules
+from tests.models.test_folders import write_pooling as write_modules
 from tests.support.small_models import small_model, write_tokenizer
 
 

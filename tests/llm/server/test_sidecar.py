@@ -34,6 +34,7 @@ from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfi
 from tests.entry_points import ROOT
 from tests.llm.stand_in import family, running, wait_until
 from tests.support import tiny_qwen3
+from tests.support.small_models import numpy_tensors
 
 PYTHON = os.environ.get("QRAG_SIDECAR_PYTHON", str(ROOT / ".venv-vllm" / "bin" / "python"))
 COUNT = 12  # tokens sampled
@@ -212,9 +213,7 @@ def test_turns_depend_on_seeds_and_end_at_stop_ids(served: Served, tmp_path: Pat
 def test_jax_parameters_are_served(served: Served) -> None:
     newer = tiny_qwen3.model(1)
     module = Transformer(FlaxConfig.from_dict(newer.config.to_dict(), "test"))
-    params = jax.tree.map(
-        np.asarray, stored_params(TABLE, module, tiny_qwen3.numpy_tensors(newer), "test")
-    )
+    params = jax.tree.map(np.asarray, stored_params(TABLE, module, numpy_tensors(newer), "test"))
     ours = expected(newer)
     assert ours != expected(tiny_qwen3.model(0))
     tensors = {f"model.{n}": np.asarray(t) for n, t in tensors_from_params(TABLE, params).items()}
@@ -243,7 +242,7 @@ def test_answers_under_way_are_of_one_version(served: Served, folder: Path) -> N
 
     with asked_meanwhile(ask) as answers:
         wait_until(is_answering)
-        served.publisher.publish(tiny_qwen3.numpy_tensors(tiny_qwen3.model(0)), "base-again")
+        served.publisher.publish(numpy_tensors(tiny_qwen3.model(0)), "base-again")
     old = tiny_qwen3.greedy(tiny_qwen3.model(1), prompt(), COUNT)[0]
     new = tiny_qwen3.greedy(tiny_qwen3.model(0), prompt(), COUNT)[0]
     assert len(answers) >= 4

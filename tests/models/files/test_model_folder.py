@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -18,18 +17,10 @@ from safetensors.numpy import save_file
 
 from configs import hotpotqa
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.model_folder import (
-    open_safetensors,
-    read_config,
-    resolve_folder,
-    write_shards,
-)
+from qrag_jax.models.files.model_folder import read_config, resolve_folder, write_shards
 from qrag_jax.models.files.sentence_transformers import read_published
-from qrag_jax.models.files.weight_names import expected_shapes, stored_params
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.models.pretrained import load_encoder, save_encoder
-from qrag_jax.models.trunks.families import BERT_TABLE, BertConfig
-from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.support.small_models import FAMILIES, read_tensors, torch_trunk, write_small_model
 
@@ -82,10 +73,7 @@ def test_one_file_or_shards_of_either_kind(tmp_path: Path) -> None:
 def test_shards_of_other_names_are_refused(tmp_path: Path) -> None:
     """Damaged files: tests/test_mutated_inputs.py."""
     index = tmp_path / "model.safetensors.index.json"
-    for shard in (
-        *("../x.safetensors", "/x.safetensors", "a/../../x.safetensors", "..", "", "a\\x"),
-        *("\0.safetensors", ".x.safetensors", "x.bin", 5, "x" * 300 + ".safetensors"),
-    ):
+    for shard in ("../x.safetensors", "/x.safetensors", "\0.safetensors", "x.bin", 5):
         index.write_text(json.dumps({"weight_map": {"f": shard}}))
         with pytest.raises(InputError, match=r"index\.json: .*weight_map") as caught:
             read_tensors(tmp_path)
@@ -93,38 +81,6 @@ def test_shards_of_other_names_are_refused(tmp_path: Path) -> None:
 
 
 # ---------------------------------------------------------------------- stored tensors
-
-
-def write_hollow(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
-    """A file of any size that takes no room on the disk: all its tensors are zeros."""
-    header, end = {}, 0
-    for name, shape in shapes.items():
-        start, end = end, end + 4 * int(np.prod(shape))
-        header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [start, end]}
-    text = json.dumps(header).encode()
-    with path.open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + end)
-
-
-def test_names_and_shapes_are_checked_before_anything_is_read(tmp_path: Path) -> None:
-    trunk = Transformer(BertConfig(2**20, 2**12, 8, 8, 2**14, 512))  # 22 GB
-    shapes, path = expected_shapes(BERT_TABLE, trunk), tmp_path / "model.safetensors"
-    write_hollow(path, shapes)
-    tree = stored_params(BERT_TABLE, trunk, open_safetensors(path), "there")
-    words, query = tree["word_embeddings"], tree["layers"]["query"]["kernel"]
-    assert words.shape == (2**20, 2**12)
-    assert not words.read((slice(2**19, 2**19 + 2), slice(None))).any()
-    assert query.read((slice(7, 8), slice(0, 3), slice(None))).shape == (1, 3, 2**12)
-    table = "embeddings.word_embeddings.weight"
-    few = {name: shape for name, shape in shapes.items() if not re.search(r"layer\.[0-3]\.", name)}
-    for wrong, named in (
-        (few, "there: .* 14 more"),  # a bounded list
-        (shapes | {table: (2**20, 2**12 + 1)}, r"there: .*word_embeddings\.weight"),
-    ):
-        write_hollow(path, wrong)
-        with pytest.raises(InputError, match=named):
-            stored_params(BERT_TABLE, trunk, open_safetensors(path), "there")
 
 
 def test_files_of_another_layout_are_replaced(tmp_path: Path) -> None:
@@ -190,7 +146,7 @@ def test_a_hub_name_fetches_safetensors_and_no_torch_file(
     (tmp_path / "org" / "name").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert resolve_folder("org/name") == Path("org/name")
-    for path in ("org/absent", f"{tmp_path}/absent", "./absent", "name", "a/b/c", "../absent", ""):
+    for path in ("org/absent", f"{tmp_path}/absent", "../absent", ""):
         with pytest.raises(InputError, match=r"org/absent|folder"):
             resolve_folder(path)
 
@@ -240,15 +196,9 @@ def assert_refused(model: Path, tmp_path: Path, named: str) -> None:
     assert names(tmp_path / "run") == set()
 
 
-OUTSIDE: list[object] = [
-    *("..", ".", "../model", "a/../..", "1_Pooling/../..", "..\\..", "1_Pooling/", ".ssh", ""),
-    *("checkpoints", "adapters", "config.json", "1_Normalize\0/../..", "\ud800", "/etc"),
-    *("1_" + "x" * 300, None, 7, ["1_Pooling"]),
-]
-
-
 def test_modules_outside_of_the_folder_are_refused(model: Path, tmp_path: Path) -> None:
-    for path in (*OUTSIDE, str(model.parent)):
+    names = "..", "1_Pooling/../..", "..\\..", ".ssh", "checkpoints", "1_Normalize\0/../..", 7
+    for path in (*names, str(model.parent)):
         write_modules(model, path)
         assert_refused(model, tmp_path, "model/modules.json: the path")
     for kind in ("Pooling", "Dense", "LSTM"):  # read by the same rule

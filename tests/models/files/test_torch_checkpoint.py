@@ -198,11 +198,3 @@ def test_broken_bytes_never_escape_as_another_error(tmp_path: Path, zipped: bool
             read_torch_file(path)
         except InputError as error:
             assert "x.bin" in str(error)  # noqa: PT017
-
-
-def test_what_is_no_weight_file(tmp_path: Path) -> None:
-    (tmp_path / "text.bin").write_text("version https://git-lfs.github.com/spec/v1\n")
-    with zipfile.ZipFile(tmp_path / "other.zip", "w") as archive:
-        archive.writestr("a.txt", "hello")
-    for path in (*(tmp_path / name for name in ("text.bin", "other.zip", "absent.bin")), tmp_path):
-        refused(path)

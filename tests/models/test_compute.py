@@ -1,6 +1,7 @@
-"""Linear maps, rotations and sums of rows by their definitions; attention as GPUs have it.
+"""Linear maps, rotations, sums and blocks of rows by their definitions; attention as GPUs have it.
 
-Attention in whole models, beside Hugging Face's: tests/conformance/test_encoders.py.
+Attention in whole models, beside Hugging Face's: tests/conformance/test_encoders.py. Gradients of
+packed rows: tests/learners/test_pqn.py; of rows that share tokens: tests/learners, of tokens.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.attention import causal_attention, padded_attention
 from qrag_jax.models.compute.linear import linear
-from qrag_jax.models.compute.packing import choose_blocks
+from qrag_jax.models.compute.packing import Blocks, choose_blocks
 from qrag_jax.models.compute.precision import Precision, precision
+from qrag_jax.models.compute.ragged import TokenRows, embed_rows, first_of_its_kind
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.compute.row_sums import _sorted_sums, add_rows, take_rows
+from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.runtime.platform import Platform
+from tests.episodes_maker import FIRST_WORD, VOCAB, tiny_encoder, tower
 from tests.reference import rotated
 from tests.support.hlo import nondeterministic
 
@@ -33,11 +37,8 @@ def test_names_of_precisions() -> None:
     cpu, tpu = Platform("cpu"), Platform("tpu")
     hopper, volta = Platform("gpu", (9, 0)), Platform("gpu", (7, 0))
     for name, platform, activations, expected in (
-        ("float32", cpu, "auto", (FULL, FULL, "products")),
         ("bfloat16", cpu, "auto", (FULL, HALF, "products")),
-        ("bfloat16", cpu, "bfloat16", (HALF, HALF, "products")),  # as GPUs do
         ("auto", hopper, "auto", (HALF, HALF, "fused")),
-        ("float32", hopper, "auto", (FULL, FULL, "library")),
         ("auto", hopper, "float32", (FULL, HALF, "library")),
         ("auto", volta, "auto", (FULL, FULL, "library")),
         ("auto", tpu, "auto", (HALF, HALF, "library")),
@@ -107,8 +108,8 @@ def test_half_precision_inputs_give_float32_gradients_of_float32_parameters() ->
     np.testing.assert_allclose(d_kernel, exact, atol=1e-5)
 
 
-@pytest.mark.parametrize("positions", [[0, 1, 18, 139], [0, 1023, 1024, 399_999]])
-def test_halves_are_rotated_by_the_definition(positions) -> None:
+def test_halves_are_rotated_by_the_definition() -> None:
+    positions = [0, 139, 1024, 399_999]
     embeddings = np.random.default_rng(0).normal(size=(4, 24)).astype(np.float32)
     found, pull = jax.vjp(
         lambda e: rotate(e, jnp.asarray(positions), max(positions)), jnp.asarray(embeddings)
@@ -165,3 +166,44 @@ def test_a_look_up_has_the_gradient_of_indexing_and_a_gpu_adds_in_a_fixed_order(
     assert texts["cpu"].count(" scatter(") == texts["cuda"].count(" scatter(") == 1
     assert nondeterministic(texts["cuda"]) == []
     assert nondeterministic(texts["cpu"])
+
+
+# ---------------------------------------------------------------------- packed rows
+
+ENCODER = tiny_encoder()
+PARAMS = tower(ENCODER, 0)
+ROWS, WIDTH = 13, 27
+LENGTHS = np.array([0, 27, 3, 8, 9, 0, 16, 17, 1, 27, 2, 24, 7], np.int32)
+# Ordinary tokens stand in the padding too: it must not be looked at.
+TOKENS = np.random.default_rng(0).integers(FIRST_WORD, VOCAB, (ROWS, WIDTH)).astype(np.int32)
+BLOCKS = Blocks((32, 64), (8, 16, 30), (4.0, 12.0, 22.0))
+embed = jax.jit(TextEncoder.embed, static_argnums=0)
+embedded = jax.jit(embed_rows, static_argnums=(0, 1))
+
+
+def test_any_lengths_in_any_order_in_one_program() -> None:
+    rng, programs = np.random.default_rng(1), embedded._cache_size()
+    draws = [rng.integers(0, WIDTH + 1, ROWS) for _ in range(6)]
+    for lengths in (LENGTHS, *draws, np.zeros(ROWS), np.full(ROWS, WIDTH), np.full(ROWS, 1)):
+        lengths = lengths.astype(np.int32)
+        order = rng.permutation(ROWS)
+        rows = TokenRows(TOKENS[order], lengths[order])
+        expected = np.asarray(embed(ENCODER, PARAMS, TOKENS, lengths))[order]
+        found = np.asarray(embedded(ENCODER, BLOCKS, PARAMS, rows)[0])
+        np.testing.assert_allclose(found, expected, atol=2e-6)
+        np.testing.assert_array_equal(found[lengths[order] == 0], 0)
+    repeated, nines = TOKENS.copy(), np.full(ROWS, 9, np.int32)
+    repeated[5:9] = TOKENS[1]
+    _, count = embedded(ENCODER, BLOCKS, PARAMS, TokenRows(repeated, nines))
+    assert float(count.real) == 9 * (ROWS - 4)  # equal rows are computed once
+    assert embedded._cache_size() <= programs + 1
+
+
+def test_rows_of_equal_hash_are_told_apart_by_their_tokens() -> None:
+    odd = 2 * np.random.default_rng(0).integers(2**31, size=3, dtype=np.uint32) + 1
+    # a·odd0 + b·odd1 = odd0·odd1 (mod 2³²) for (odd1, 0) and (0, odd0): equal hashes.
+    clash = np.array([[odd[1], 0, 7], [0, odd[0], 7], [odd[1], 0, 7]], np.uint32).view(np.int32)
+    hashes = (clash.view(np.uint32) * odd).sum(axis=1, dtype=np.uint32)
+    assert hashes[0] == hashes[1]
+    found = jax.jit(first_of_its_kind)(jnp.asarray(clash), jnp.full(3, 3, jnp.int32))
+    assert found.tolist() == [0, 1, 0]
