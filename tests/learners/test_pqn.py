@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
@@ -25,7 +24,7 @@ from qrag_jax.learners.two_towers import (
 from qrag_jax.models.compute.dropout import TokenDropout, with_key
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import BlockShapes, TokenRows, pull_back
+from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.rollouts.chunks import Actor, Draws, Trajectory
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
@@ -52,7 +51,6 @@ def targets_by_loop(trajectory: Trajectory, rewards: np.ndarray) -> np.ndarray:
     for b in range(len(rewards)):
         steps = int(trajectory.valid[b].sum())
         if steps:
-            assert trajectory.done[b, steps - 1]
             discounts = np.array([PQN.gamma] * (steps - 1) + [0.0])
             next_values = np.array([*trajectory.values[b, 1:steps], 123.0])
             result[b, :steps] = reference.lambda_returns(
@@ -104,10 +102,14 @@ def adapters_drop() -> Case:
     return Case(actor, online, target, dropped, DROPOUT, (keyed, target))
 
 
+def same_targets() -> Case:
+    """With τ = 1 the targets are the online towers, and not encoded again."""
+    case = whole_towers(ENCODER, play_setup.PLAN, positions="relative", stop_action=True)
+    return case._replace(target=case.online)
+
+
 CASES: dict[str, Callable[[], Case]] = {
-    "positions and STOP": lambda: whole_towers(
-        ENCODER, play_setup.PLAN, positions="relative", stop_action=True
-    ),
+    "positions, STOP and the same targets": same_targets,
     "adapters that drop": adapters_drop,
     "a trunk that drops": lambda: whole_towers(
         dataclasses.replace(ENCODER, dropout=0.2, attention_dropout=0.3)
@@ -126,8 +128,12 @@ def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
     batch = jax.tree.map(np.asarray, with_stop(BATCH)) if stop else BATCH
     sides = case.sides or (case.online, case.target)
     played = play_setup.jitted_rollout(case.actor, sides, batch, DRAWS)
-    played = jax.tree.map(np.asarray, played)
-    rewards = np.asarray(feedback(batch, played))
+    whole = played = jax.tree.map(np.asarray, played)
+    if case.later is not None:  # some episodes are cut, and end at their first step
+        places = np.arange(EPISODES)[:, None], np.arange(CONFIG.max_steps)
+        played = played._replace(valid=whole.valid & ((places[0] % 3 > 0) | (places[1] == 0)))
+        assert 0 < played.valid.sum() < whole.valid.sum()
+    rewards = np.where(played.valid, feedback(batch, played), 0)
     goals = targets_by_loop(played, rewards)[played.valid].astype(np.float32)
     rows = slow.rows_of(case.actor.encoder, case.actor.config, batch, played)
     if stop:
@@ -139,10 +145,11 @@ def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
     for name, own in zip(("state", "chunk"), embedded, strict=True):  # those that were acted on
         acted_on = getattr(played, f"{name}_embeddings")[played.valid]
         np.testing.assert_allclose(own, acted_on, atol=1e-5)
-    learner, learns, experience = case.online, FusedGradient(case.actor, PQN, feedback), BATCH
+    config = dataclasses.replace(PQN, tau=1.0) if case.target is case.online else PQN
+    learner, learns, experience = case.online, FusedGradient(case.actor, config, feedback), BATCH
     if case.later is not None:
         (expected_loss, _), expected = loss(case.later)
-        steps = Played(played.actions, played.valid, played.entropy)
+        steps = Played(whole.actions, whole.valid, whole.entropy)
         experience = ScoredEpisodes(BATCH, steps, rewards, played.valid)
         learner, learns = case.later, ScoredGradient(case.actor, PQN)
     both = Towers(learner, case.target)
@@ -161,67 +168,6 @@ def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
     assert min(reached) > 1e-4 * largest
     for leaf, plain in zip(jax.tree.leaves(gradient), jax.tree.leaves(expected), strict=True):
         assert float(optax.tree.norm(leaf - plain)) < 2e-5 * largest
-    if case.later is None:
-        check_sums(sums, batch, played, rewards)
-
-
-def check_sums(sums: Any, batch: Any, played: Any, rewards: np.ndarray) -> None:
-    valid = played.valid
-    goals = targets_by_loop(played, rewards)[valid]
-    taken = [set(played.actions[b][valid[b]].tolist()) for b in range(EPISODES)]
-    facts = [set(np.flatnonzero(batch.support[b])) for b in range(EPISODES)]
-    solved = sum(bool(f) and f <= t for f, t in zip(facts, taken))
-    assert 0 < solved < batch.chunk_mask.any(1).sum()
-    expected = {
-        "mean_q": played.q[valid].sum(),
-        "mean_target": goals.sum(),
-        "td_error": np.abs(played.q[valid] - goals).sum(),
-        "entropy": played.entropy[valid].sum(),
-        "return": rewards.sum(),
-        "fact_em": solved,
-    }
-    counts = dict.fromkeys(expected, valid.sum())
-    counts["return"] = counts["fact_em"] = batch.chunk_mask.any(1).sum()
-    for name, value in expected.items():
-        total, count = map(float, sums.means[name])
-        assert (total, count) == (pytest.approx(float(value), rel=1e-4), counts[name]), name
-    rows = play_setup.unique_tokens(played.state_tokens, played.state_lengths)
-    rows += play_setup.unique_tokens(played.chunk_tokens, played.chunk_lengths)
-    assert float(sums.tokens.real) == float(played.tokens.real) + rows
-    assert float(sums.tokens.computed) > float(sums.tokens.real)
-
-
-def test_targets_that_are_the_online_towers_are_not_encoded_again() -> None:
-    """With τ = 1 they are the same weights."""
-    actor = Actor(ENCODER, play_setup.ONE_BUCKET, CONFIG)
-    both, found = Towers(*[towers(ENCODER, 0)] * 2), []
-    for tau in (1.0, PQN.tau):
-        learns = FusedGradient(actor, dataclasses.replace(PQN, tau=tau), feedback)
-        found.append(jitted_gradient(learns, both, BATCH, DRAWS, None))
-    (once, sums), (twice, sums_of_two) = found
-    assert_close(once, twice, 1e-6)
-    for name in ("loss", "mean_q", "mean_target"):
-        assert sums.means[name][0] == pytest.approx(float(sums_of_two.means[name][0]), rel=1e-6)
-    assert sums_of_two.tokens.real > sums.tokens.real
-
-
-def test_no_gradient_of_a_frozen_kernel_is_computed() -> None:
-    encoder, base = slow.ADAPTED, tower(ENCODER, 0)
-
-    def products(params: Any) -> set[str]:
-        """Shapes of all matrix products in the compiled pull-back of one block."""
-        tokens = np.full((4, 20), 7, np.int32) + np.arange(4, dtype=np.int32)[:, None]
-        rows = TokenRows(tokens, np.full(4, 20, np.int32))
-        program, blocks = jax.jit(pull_back, static_argnums=(0, 1)), Blocks((80,), (24,), (12.0,))
-        lowered = program.lower(encoder, blocks, params, rows, np.ones((4, 16), np.float32))
-        return set(re.findall(r"= f32\[([\d,]+)\]\S* dot\(", lowered.compile().as_text()))
-
-    # (in, out) of the feed-forward maps, the attention's output, and the three maps fused.
-    of_kernels = {"16,32", "32,16", "16,16", "16,48"}
-    assert of_kernels <= products(base)
-    of_adapters = products(Adapted(base, tower_adapters(0)))
-    assert not of_kernels & of_adapters
-    assert {"16,3", "3,32"} <= of_adapters  # d_A and d_B of the feed-forward map
 
 
 def test_a_training_step_drops_where_the_encoder_does() -> None:
@@ -271,21 +217,3 @@ def test_playing_now_and_learning_later_is_the_fused_step_at_no_lag() -> None:
             assert float(metrics[name]) == pytest.approx(float(expected[name]), rel=2e-4, abs=1e-6)
     for name in ("params", "target_params"):
         assert_close(*(jax.device_get(getattr(each, name)) for each in (other, state)))
-
-
-def test_an_episode_cut_at_its_first_step_ends_there() -> None:
-    """Nothing is learned from what came after, and nothing is bootstrapped."""
-    actor = Actor(ENCODER, play_setup.ONE_BUCKET, CONFIG)
-    count = np.minimum(BATCH.chunk_mask.sum(axis=1), CONFIG.max_steps)
-    actions = np.tile(np.arange(CONFIG.max_steps, dtype=np.int32), (EPISODES, 1))
-    valid = actions < count[:, None]
-    first = valid & (actions == 0)
-    score = np.where(first, np.float32(0.7), np.float32(0.0))
-    experience = ScoredEpisodes(BATCH, Played(actions, valid, 0 * score), score, first)
-    both = Towers(towers(ENCODER, 0), towers(ENCODER, 1))
-    _, sums = jitted_gradient(ScoredGradient(actor, PQN), both, experience, DRAWS, None)
-    began = first.sum()
-    assert 0 < began < valid.sum()
-    for name in ("return", "mean_target"):
-        total, count = map(float, sums.means[name])
-        assert (total, count) == (pytest.approx(0.7 * began, rel=1e-5), began)

@@ -1,10 +1,11 @@
-"""A training step of two towers put together by hand, and what its state must keep."""
+"""A training step of two towers and its state; learning rates, AdamW and Muon beside optax."""
 
 from __future__ import annotations
 
 import dataclasses
-from functools import partial
-from typing import Any
+import itertools
+import math
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -12,68 +13,38 @@ import numpy as np
 import optax
 import pytest
 
-from qrag_jax.learners.optimizers import OptimizerConfig, make_optimizer
+from qrag_jax.learners.optimizers import (
+    SCHEDULES,
+    OptimizerConfig,
+    learning_rate_schedule,
+    make_optimizer,
+)
 from qrag_jax.learners.state import Parts, TrainState, dropout_key
-from qrag_jax.learners.two_towers import FusedGradient, Towers
-from qrag_jax.learners.update import Learner, counted
-from qrag_jax.rollouts.chunks import Draws
+from qrag_jax.learners.update import Learner
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import CompilationCounter
 from tests.episodes_maker import tower
-from tests.learners.updates import (
-    ALONE,
-    OPTIMIZER,
-    PEAK,
-    SCHEDULE,
-    assert_close,
-    fused_update,
-    two_towers,
-)
+from tests.learners.updates import ALONE, PEAK, SCHEDULE, fused_update, two_towers
 from tests.rollouts import play_setup
-from tests.rollouts.play_setup import CONFIG, EPISODES, PQN, episodes, feedback, jitted_gradient
+from tests.rollouts.play_setup import PQN, episodes
 
 TOWER = tower(play_setup.ENCODER, 0)
 
 
-def test_three_steps_by_hand() -> None:
-    """And the same numbers again, with nothing compiled or transferred and buffers reused."""
+def test_it_acts_at_random_first_and_repeats_without_a_compile_or_a_transfer() -> None:
+    """What a step moves, beside PyTorch: tests/benchmarks/test_speed.py."""
     towers = two_towers(ALONE, TOWER)
-    step, optimize = fused_update(towers), jax.jit(OPTIMIZER.update)
-    gradient_of = FusedGradient(play_setup.ONE_BUCKET_ACTOR, PQN, feedback)
-    state, taken, found = towers.first_state(TOWER, 42), 0, []
+    step, state, found = fused_update(towers), towers.first_state(TOWER, 42), []
     for number in range(3):
         batch, rate = episodes(number), float(SCHEDULE(number))
-        keys = jax.random.split(jax.random.fold_in(state.key, number), EPISODES)
-        # 2·learning_start environment steps act at random: the first two batches, not the third.
-        alpha, uniform = np.float32(PQN.alpha * rate / PEAK), number < 2
-        params, targets, moments = jax.device_get(
-            (state.params, state.target_params, state.opt_state)
-        )
-        draws = Draws(keys, alpha, uniform)
-        gradient, sums = jitted_gradient(gradient_of, Towers(params, targets), batch, draws)
-        transitions = float(sums.means["loss"][1])
-        mean = jax.tree.map(lambda leaf, n=transitions: np.asarray(leaf) / n, gradient)
-        counts = np.minimum(CONFIG.max_steps, batch.chunk_mask.sum(1))
-        chunks, taken = batch.chunk_mask.sum(1), taken + counts.sum()
         state, metrics = step(state, shard_batch(towers.mesh, batch))
-        moved = optax.apply_updates(params, optimize(mean, moments, params)[0])
-        followed = jax.tree.map(lambda t, p: (1 - PQN.tau) * t + PQN.tau * p, targets, moved)
-        assert_close(jax.device_get((state.params, state.target_params)), (moved, followed), 2e-6)
-        expected = {
-            **{name: total / count for name, (total, count) in sums.means.items()},
-            "grad_norm": np.sqrt(sum(np.square(leaf).sum() for leaf in jax.tree.leaves(mean))),
-            "padding_share": 1 - sums.tokens.real / sums.tokens.computed,
-            "env_steps": taken,
-            "learning_rate": rate,
-            "alpha": alpha,
-            "skipped": 0.0,
-        }
-        assert metrics.keys() == expected.keys()
-        for name, value in expected.items():
-            assert metrics[name].dtype == np.float32, name
-            assert float(metrics[name]) == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
+        assert float(metrics["learning_rate"]) == pytest.approx(rate)
+        assert float(metrics["alpha"]) == pytest.approx(PQN.alpha * rate / PEAK)
+        chunks = batch.chunk_mask.sum(1)
+        counts = np.minimum(play_setup.CONFIG.max_steps, chunks)
         evenly = sum(np.log(n - t) for n, c in zip(chunks, counts) for t in range(c)) / counts.sum()
-        assert (float(metrics["entropy"]) == pytest.approx(evenly, rel=1e-5)) == uniform
+        # 2·learning_start environment steps act at random: the first two batches, not the third.
+        assert (float(metrics["entropy"]) == pytest.approx(evenly, rel=1e-5)) == (number < 2)
         found.append(jax.device_get(metrics))
     state = towers.first_state(TOWER, 42)
     batches = [shard_batch(towers.mesh, episodes(seed)) for seed in range(3)]
@@ -93,60 +64,143 @@ def test_three_steps_by_hand() -> None:
 
 # ------------------------------------------------------------------------ the state
 
-CONSTANT = OptimizerConfig(clip_norm=0.1, schedule="constant", warmup_steps=0)
-ADAM = make_optimizer(CONSTANT)
 
-
-@partial(jax.jit, static_argnums=3)
-def update(
-    state: TrainState, gradient: Any, loss: Any, optimizer: Any
-) -> tuple[TrainState, jax.Array]:
-    """One step of a learner with this optimizer: the state, and whether it was finite."""
-    nowhere: Any = None
-    parts = Parts(optimizer, has_targets=True)
+def test_an_element_whose_update_overflows_keeps_its_value_and_all_do_if_the_norm_does() -> None:
+    config = OptimizerConfig(1e38, eps=1e-12, clip_norm=0.1, schedule="constant", warmup_steps=0)
+    parts, nowhere = Parts(make_optimizer(config), has_targets=True), cast(Any, None)
     learner = Learner(mesh=nowhere, shardings=nowhere, parts=parts, schedule=SCHEDULE)
-    state, metrics = learner.learn(state, (gradient, None), loss, jnp.float32(14), tau=0.1)
-    return counted(state, jnp.float32(14), {})[0], metrics["skipped"] == 0
 
+    @jax.jit
+    def update(state: TrainState, gradient: Any) -> tuple[TrainState, Any]:
+        return learner.learn(state, (gradient, None), jnp.float32(1), jnp.float32(14), tau=0.1)
 
-def begun(params: Any, optimizer: Any) -> TrainState:
-    return Parts(optimizer, has_targets=True).build(params, jax.random.key(42))
-
-
-def test_an_update_without_finite_numbers_changes_nothing_but_the_time() -> None:
-    params, good = {"w": jnp.arange(3.0), "b": jnp.ones(2)}, {"w": jnp.ones(3), "b": jnp.ones(2)}
-    state, _ = update(begun(params, ADAM), good, 1.0, ADAM)
-    kept = [state.params, state.target_params, *(optax.tree.get(state, n) for n in ("mu", "nu"))]
-    for loss, gradient in (
-        (np.inf, good),
-        (1.0, good | {"b": jnp.array([np.nan, 1.0])}),
-        (1.0, good | {"w": jnp.full(3, 1e30)}),  # the sum of squares is not finite
-    ):
-        new, finite = update(state, gradient, loss, ADAM)
-        assert not bool(finite)
-        after = [new.params, new.target_params, *(optax.tree.get(new, n) for n in ("mu", "nu"))]
-        jax.tree.map(np.testing.assert_array_equal, after, kept)
-        counts = [int(count) for _, count in optax.tree.get_all_with_path(new.opt_state, "count")]
-        assert counts == [1, 2]  # of the moments, which stay, and of the schedule, which goes on
-        assert (int(new.step), int(new.env_steps), new.key) == (2, 2 * 14, state.key)
-
-
-def test_an_element_whose_update_overflows_keeps_its_value() -> None:
-    optimizer = make_optimizer(dataclasses.replace(CONSTANT, learning_rate=1e38, eps=1e-12))
-    state = begun({"w": jnp.array([-3e38, 1.0])}, optimizer)
+    state = parts.build({"w": jnp.array([-3e38, 1.0])}, jax.random.key(42))
     for _ in range(9):
-        state, finite = update(state, {"w": jnp.ones(2)}, 1.0, optimizer)
-        assert bool(finite)
+        state, metrics = update(state, {"w": jnp.ones(2)})
+        assert metrics["skipped"] == 0
     for leaf in jax.tree.leaves((state.params, state.target_params, state.opt_state)):
         assert np.isfinite(leaf).all()
     assert float(state.params["w"][0]) == np.float32(-3e38)
+    after, metrics = update(state, {"w": jnp.full(2, 1e30)})
+    assert metrics["skipped"] == 1
+    jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
 
 
 def test_the_key_changes_with_the_step_and_is_no_episodes() -> None:
-    state = begun({}, optax.sgd(1.0))
+    state = Parts(optax.sgd(1.0)).build({}, jax.random.key(42))
     keys = set()
     for step in range(5):
         key = dropout_key(state._replace(step=jnp.int32(step)))
         step_key = jax.random.fold_in(state.key, step)
         keys |= {tuple(jax.random.key_data(k).tolist()) for k in (key, step_key)}
     assert len(keys) == 10
+
+
+# ------------------------------------------------------------------------ learning rates, AdamW
+
+CONFIG = OptimizerConfig(2e-3, weight_decay=0.1, warmup_steps=4, total_steps=20)
+# The share of the way from the peak to its end, over the share of the time.
+LEFT = {
+    "constant": lambda over: 1.0,
+    "linear": lambda over: 1.0 - over,
+    "cosine": lambda over: 0.5 * (1 + math.cos(math.pi * over)),
+    "quarter_cosine": lambda over: math.cos(0.5 * math.pi * over),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_by_hand(name: str) -> None:
+    """A warm-up that rises by equal steps from the first one on, then a decay to the end's rate."""
+    for warmup, final in itertools.product((0, 1, 4, 19), (0.1, 0.0)):
+        how = {"schedule": name, "warmup_steps": warmup, "final_ratio": final}
+        schedule = learning_rate_schedule(dataclasses.replace(CONFIG, **how))
+        found = np.asarray(jax.vmap(schedule)(jnp.arange(23)))
+        for step in range(23):
+            over = min(max(step - warmup, 0) / (20 - warmup), 1.0)
+            end = 1.0 if name == "constant" else final
+            expected = 2e-3 * (end + (1 - end) * LEFT[name](over))
+            if step < warmup:
+                expected = 2e-3 * (step + 1) / warmup
+            assert found[step] == pytest.approx(expected, rel=1e-5, abs=1e-9)
+        assert (found[:20] > 0).all()  # no step is lost to a rate of zero
+    for warmup in (20, 30):  # as long as the run, and longer
+        config = dataclasses.replace(CONFIG, warmup_steps=warmup, final_ratio=0.0)
+        assert min(float(learning_rate_schedule(config)(step)) for step in (0, 19)) > 0
+
+
+def test_equals_optax_adamw_bit_for_bit_and_has_its_state() -> None:
+    rng = np.random.default_rng(1)
+    params = {"w": rng.standard_normal((5, 3)).astype(np.float32)}
+    settings = {"b1": CONFIG.beta1, "b2": CONFIG.beta2, "eps": CONFIG.eps}
+    plain = optax.chain(
+        optax.clip_by_global_norm(CONFIG.clip_norm),
+        optax.adamw(learning_rate_schedule(CONFIG), weight_decay=CONFIG.weight_decay, **settings),
+    )
+    ours = make_optimizer(CONFIG)
+    state, expected = ours.init(params), plain.init(params)
+    update, plain_update = jax.jit(ours.update), jax.jit(plain.update)
+    for _ in range(4):
+        gradient = {"w": rng.standard_normal((5, 3)).astype(np.float32)}
+        found, state = update(gradient, state, params, finite=True)
+        wanted, expected = plain_update(gradient, expected, params)
+        # Checkpoints name every part of it.
+        assert jax.tree.structure(state) == jax.tree.structure(expected)
+        jax.tree.map(np.testing.assert_array_equal, (found, state), (wanted, expected))
+
+
+# ------------------------------------------------------------------------ Muon
+
+MUON = dataclasses.replace(
+    CONFIG, clip_norm=1e9, total_steps=10, warmup_steps=2, matrices="muon", muon_rate=4.0
+)
+ADAM = dataclasses.replace(MUON, matrices="adam")
+# Two towers of three layers; one map widens, the other narrows.
+SHAPES = {
+    "words": (2, 7, 4),
+    "kernel": (3, 3),  # beside the layers
+    "layers": {
+        "up": {"kernel": (2, 3, 4, 9), "bias": (2, 3, 9), "lora_a": (2, 3, 4, 2)},
+        "down": {"kernel": (2, 3, 9, 4)},
+        "norm": {"scale": (2, 3, 4)},
+    },
+}
+
+
+def drawn(seed: int):
+    rng = np.random.default_rng(seed)
+    draw = lambda shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    return jax.tree.map(draw, SHAPES, is_leaf=lambda leaf: isinstance(leaf, tuple))
+
+
+def test_each_matrix_moves_as_alone_by_muon_and_all_else_as_by_adamw() -> None:
+    params, gradients = drawn(0), [drawn(seed) for seed in (1, 2, 3, 4)]
+    optimizer, adam = make_optimizer(MUON), make_optimizer(ADAM)
+    state, adam_state = optimizer.init(params), adam.init(params)
+    update, adam_update = jax.jit(optimizer.update), jax.jit(adam.update)
+    muon, alone = optax.contrib.scale_by_muon(), {}
+    muon_update = jax.jit(muon.update)
+    for step, gradient in enumerate(gradients):
+        updates, state = update(gradient, state, params, finite=True)
+        others, adam_state = adam_update(gradient, adam_state, params, finite=True)
+        rate = 4.0 * float(learning_rate_schedule(MUON)(step))
+        for name, (number, layer) in ((n, at) for n in ("up", "down") for at in np.ndindex(2, 3)):
+            kernel = params["layers"][name]["kernel"][number, layer]
+            of = (name, number, layer)
+            own = gradient["layers"][name]["kernel"][number, layer]
+            moved, alone[of] = muon_update(own, alone.get(of) or muon.init(own))
+            wider = max(1.0, own.shape[1] / own.shape[0]) ** 0.5  # Jordan's rule
+            expected = -rate * (wider * np.asarray(moved) + 0.1 * kernel)
+            found = np.asarray(updates["layers"][name]["kernel"][number, layer])
+            np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-6)
+        for both in (updates, others):
+            del both["layers"]["up"]["kernel"], both["layers"]["down"]
+        jax.tree.map(np.testing.assert_array_equal, updates, others)
+    broken = jax.tree.map(lambda leaf: np.full_like(leaf, np.nan), params)
+    _, after = update(broken, state, params, finite=False)
+    changed = [
+        (int(one), int(two))
+        for one, two in zip(jax.tree.leaves(state), jax.tree.leaves(after), strict=True)
+        if not np.array_equal(one, two)
+    ]
+    # The schedules of both advance, so that the next batch has the rate of its number.
+    assert changed == [(4, 5), (4, 5)]

@@ -3,33 +3,25 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.learners.config import NONE, TokenGRPOConfig, TokenPPOConfig
+from qrag_jax.learners.config import LOSS, NONE, REWARD, TokenGRPOConfig, TokenPPOConfig
+from qrag_jax.learners.state import Critic
 from qrag_jax.learners.token_update import row_log_probs
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.rollouts.trajectories import TokenBatch
 from tests.learners import updates
 from tests.learners.updates import assert_close, check_moved, log_probs, model, tokens
 from tests.rollouts import token_setup
-from tests.rollouts.token_setup import GROUPS, MEMBERS, PAIRS, made_batch
+from tests.rollouts.token_setup import MEMBERS, PAIRS, made_batch
 
 KEPT = np.setdiff1d(np.arange(PAIRS), [token_setup.CUT_OFF])
-
-
-def advantages(batch: TokenBatch, *, scaled: bool) -> np.ndarray:
-    """Of each episode `[N]`: its reward less the mean of its group's scored members."""
-    found, totals = np.zeros(len(batch.scored)), batch.rewards.sum(axis=1)
-    for first in range(0, len(found), MEMBERS):
-        rows = [n for n in range(first, first + MEMBERS) if batch.scored[n]]
-        spread = totals[rows].std(ddof=1) + 1e-4 if scaled else 1.0
-        found[rows] = (totals[rows] - totals[rows].mean()) / spread
-    return found
 
 
 def learned(batch: TokenBatch, *, flat: bool = False) -> np.ndarray:
@@ -40,30 +32,6 @@ def learned(batch: TokenBatch, *, flat: bool = False) -> np.ndarray:
         rows = [n for n in range(first, first + MEMBERS) if batch.scored[n]]
         keep[rows] = flat or np.ptp(totals[rows]) > 0
     return batch.loss_mask & keep[batch.episode][:, None]
-
-
-def test_metrics_are_those_of_the_definition() -> None:
-    batch, mask = made_batch(), learned(made_batch(), flat=True)
-    metrics = tokens(updates.GRPO).step(batch)
-    totals = batch.rewards.sum(axis=1)[batch.scored]
-    scored = np.abs(advantages(batch, scaled=True)).sum() / batch.scored.sum()
-    ratio = np.exp(np.asarray(log_probs(model(), batch)) - batch.sampler_log_probs)[mask]
-    used = np.minimum(ratio, updates.GRPO.sampler_cap)
-    expected = {
-        "tokens": mask.sum(),
-        "env_steps": mask.sum(),
-        "flat_groups": 1 / GROUPS,
-        "unscored_share": 1 / len(batch.scored),
-        "return": totals.mean(),
-        "advantage": scored,
-        "kl_old": 0.0,
-        "sampler_kl": (ratio - 1 - np.log(ratio)).mean(),
-        "sampler_effective": used.sum() ** 2 / (used**2).sum() / len(used),
-        "sampler_truncated": (ratio > updates.GRPO.sampler_cap).mean(),
-        "sampler_largest_ratio": np.maximum(ratio, 1 / ratio).max(),
-    }
-    for name, value in expected.items():
-        assert metrics[name] == pytest.approx(float(value), rel=1e-4, abs=1e-6), name
 
 
 def test_of_each_group_only_the_best_may_be_imitated() -> None:
@@ -114,37 +82,8 @@ def test_ipo_of_sums_is_that_of_the_definition() -> None:
     metrics = learning.step(batch, reference)
     value, gradient = jax.value_and_grad(ipo)(params, batch, reference)
     check_moved(learning.state.params, params, gradient, rate=updates.RATE)
-    policy = np.asarray(of_sequences(params, batch)).reshape(-1, 2)[KEPT]
-    moved = policy - reference.reshape(-1, 2)[KEPT]
-    h = moved[:, 0] - moved[:, 1]
-    assert 0 < (h > 0).mean() < 1
-    norm = np.sqrt(sum(float((leaf**2).sum()) for leaf in jax.tree.leaves(gradient)))
-    count = batch.loss_mask.sum(axis=1)[:-1].reshape(-1, 2)[KEPT].sum()
-    expected = {
-        "loss": float(value),
-        "grad_norm": norm,
-        "margin": h.mean(),
-        "accuracy": (h > 0).mean(),
-        "log_prob_winner": policy[:, 0].mean(),
-        "log_prob_loser": policy[:, 1].mean(),
-        "tokens": count,
-        "env_steps": count,
-        "pairs": len(KEPT),
-    }
-    for name, number in expected.items():
-        assert metrics[name] == pytest.approx(float(number), rel=1e-4, abs=1e-4), name
-
-
-def test_learning_starts_at_the_reference() -> None:
-    (batch, _), learning = updates.pairs(), tokens(updates.DPO)
-    of_rows = row_log_probs(learning.program.learner)
-    reference = of_rows(learning.state.params, batch, updates.BLOCKS)
-    assert reference.dtype == np.float32
-    np.testing.assert_allclose(reference, of_sequences(model(), batch), atol=2e-5)
-    metrics = learning.step(batch, reference)
-    assert metrics["margin"] == pytest.approx(0, abs=1e-4)
-    assert metrics["loss"] == pytest.approx(np.log(2), rel=1e-5)
-    assert learning.step(batch, reference)["margin"] > 0.01
+    assert metrics["loss"] == pytest.approx(float(value), rel=1e-4)
+    assert metrics["pairs"] == len(KEPT)
 
 
 def test_the_reference_of_adapters_on_a_mesh() -> None:
@@ -156,6 +95,96 @@ def test_the_reference_of_adapters_on_a_mesh() -> None:
 
 
 # ------------------------------------------------------------------------ PPO
+
+IN_LOSS = TokenPPOConfig(kl=0.1, kl_in=LOSS, whiten=False, entropy=0.01, gamma=0.99)
+IN_REWARD = TokenPPOConfig(kl=0.1, lambda_=0.9, value_clip=0.05, epochs=2, minibatches=2)
+
+
+class Known(NamedTuple):
+    """Of each token `[R, L]`, before the first step."""
+
+    old: Any
+    reference: Any
+    values: Any
+    advantages: Any
+    returns: Any
+
+
+def values_of(critic: Critic, batch: TokenBatch) -> jax.Array:
+    """The value of what stands before each token."""
+    values = updates.hidden(critic.tower, batch) @ critic.weights + critic.bias
+    return jnp.pad(values[:, :-1], ((0, 0), (1, 0)))
+
+
+def known(config: TokenPPOConfig, params: Any, critic: Any, first: Any, batch: Any) -> Known:
+    """Returns and advantages token by token, from the last one to the first."""
+    mask, values = batch.loss_mask, np.asarray(values_of(critic, batch))
+    old, reference = (np.asarray(log_probs(each, batch)) for each in (params, first))
+    rewards = -config.kl * (old - reference) * (config.kl_in == REWARD)
+    advantages = np.zeros(mask.shape, np.float32)
+    for row in np.flatnonzero(mask.any(axis=1)):
+        places, after, advantage = np.flatnonzero(mask[row]), 0.0, 0.0
+        rewards[row, places[-1]] += batch.rewards[batch.episode[row]].sum()
+        for place in reversed(places):
+            error = rewards[row, place] + config.gamma * after - values[row, place]
+            advantage = error + config.gamma * config.lambda_ * advantage
+            after, advantages[row, place] = values[row, place], advantage
+    returns, learned = advantages + values, advantages[mask]
+    if config.whiten:
+        advantages = (advantages - learned.mean()) / np.sqrt(learned.var(ddof=1) + 1e-8)
+    return Known(old, reference, values, advantages, returns)
+
+
+def ppo_loss(
+    config: TokenPPOConfig, both: Any, batch: TokenBatch, given: Known, mask: Any
+) -> tuple[jax.Array, jax.Array]:
+    """The mean losses of policy and critic over the tokens of `mask`; their sum, and each."""
+    params, critic = both
+    new, entropy = updates.log_probs_and_entropy(params, batch)
+    old = jax.lax.stop_gradient(new) if config.updates_per_batch == 1 else given.old
+    ratio = jnp.exp(jnp.where(mask, new - old, 0.0))
+    bounded = jnp.clip(ratio, 1 - config.clip_low, 1 + config.clip_high)
+    each = -jnp.minimum(ratio * given.advantages, bounded * given.advantages)
+    each *= jnp.minimum(jnp.exp(old - batch.sampler_log_probs), config.sampler_cap)
+    if config.kl_in == LOSS:
+        away = given.reference - new
+        each += config.kl * (jnp.exp(away) - away - 1)
+    each -= config.entropy * entropy
+    values = values_of(critic, batch)
+    near = jnp.clip(values, given.values - config.value_clip, given.values + config.value_clip)
+    errors = jnp.maximum(jnp.square(values - given.returns), jnp.square(near - given.returns))
+    means = [jnp.where(mask, x, 0.0).sum() / mask.sum() for x in (each, 0.5 * errors)]
+    return means[0] + means[1], jnp.stack(means)
+
+
+@pytest.mark.parametrize("config", [IN_LOSS, IN_REWARD], ids=["one step", "minibatches"])
+def test_ppo_is_that_of_the_definition(config: TokenPPOConfig) -> None:
+    """Twice, so that values, returns and ratios to the reference have moved."""
+    batch, rates = updates.one_row_each(), (0.05, updates.CRITIC_RATE)
+    learning, first = tokens(config, rate=rates[0]), model()
+    slow = jax.jit(jax.value_and_grad(partial(ppo_loss, config), has_aux=True))
+    part = batch.episode // (len(batch.scored) // config.minibatches)
+    for number in range(2):
+        start = jax.device_get((learning.state.params, learning.state.critic))
+        given, moved, losses = known(config, *start, first, batch), start, []
+        for minibatch in [*range(config.minibatches)] * config.epochs:
+            mask = batch.loss_mask & (part == minibatch)[:, None]
+            (_, means), gradient = slow(moved, batch, given, mask)
+            losses.append(means)
+            moved = tuple(
+                jax.tree.map(lambda leaf, g, rate=rate: leaf - rate * g, *each)
+                for rate, each in zip(rates, zip(moved, gradient), strict=True)
+            )
+        metrics = learning.step(batch)
+        for name, value in zip(("loss", "value_loss"), np.mean(losses, axis=0), strict=True):
+            assert metrics[name] == pytest.approx(value, rel=1e-4, abs=2e-5)
+        assert metrics["tokens"] == batch.loss_mask.sum()
+        assert (metrics["kl"] != 0) == (number > 0)
+        after = learning.state.params, learning.state.critic
+        for rate, found, before, expected in zip(rates, after, start, moved, strict=True):
+            gradient = jax.tree.map(lambda a, b, rate=rate: (a - b) / rate, before, expected)
+            check_moved(found, before, gradient, rate=rate, rtol=1e-4)
+
 
 PPO = TokenPPOConfig(kl=0.0, entropy=0.0, whiten=False, sampler_cap=1e9, value_clip=10.0)
 

@@ -49,7 +49,7 @@ from tests.devices import mesh_of
 from tests.episodes_maker import FIRST_WORD, random_episodes, tiny_encoder, tower
 from tests.episodes_maker import VOCAB as WORDS
 from tests.episodes_maker import towers as both_towers
-from tests.learners.whole_loss import ADAPTED, LORA, SIZES
+from tests.learners.whole_loss import LORA, SIZES
 from tests.learners.whole_loss import adapters as stacked_adapters
 from tests.rollouts import token_setup
 from tests.rollouts.play_setup import CHUNK_COUNTS, ONE_BUCKET_ACTOR, PQN, SHAPE, feedback
@@ -144,7 +144,6 @@ HARR_GRPO = configs.SearchGRPOConfig(
 )
 HARR_PPO = configs.PPOConfig(kl=0.1, gamma=0.9, lambda_=0.8, value_clip=9.0)
 IPO = configs.PreferenceConfig(beta=0.2)
-DPO = configs.PreferenceConfig("dpo", beta=0.5, label_smoothing=0.2)
 
 
 @cache
@@ -183,15 +182,25 @@ def pairs() -> tuple[Any, ...]:
 
 
 @jax.jit
-def log_probs(params: Params, batch: TokenBatch) -> jax.Array:
-    """Log-probabilities `[R, L]` of each row's tokens, without packing; 0 for its first."""
+def log_probs_and_entropy(params: Params, batch: TokenBatch) -> tuple[jax.Array, jax.Array]:
+    """Of each row's tokens `[R, L]`, without packing; 0 for its first."""
     params, tokens = dict(params), jnp.asarray(batch.tokens)
     head = params.pop(HEAD, params["word_embeddings"])
-    hidden = Transformer(DECODER).hidden_states(params, tokens, jnp.asarray(batch.lengths))
-    logits = jnp.einsum("rld,vd->rlv", hidden, head, precision="highest") / TEMPERATURE
-    every = jax.nn.log_softmax(logits)[:, :-1]
+    logits = jnp.einsum("rld,vd->rlv", hidden(params, batch), head, precision="highest")
+    every = jax.nn.log_softmax(logits / TEMPERATURE)[:, :-1]
     chosen = jnp.take_along_axis(every, tokens[:, 1:, None], axis=2)[..., 0]
-    return jnp.pad(chosen, ((0, 0), (1, 0)))
+    entropy = -(jnp.exp(every) * every).sum(axis=2)
+    return jnp.pad(chosen, ((0, 0), (1, 0))), jnp.pad(entropy, ((0, 0), (1, 0)))
+
+
+def hidden(params: Params, batch: TokenBatch) -> jax.Array:
+    """States `[R, L, D]`, row by row."""
+    rows = jnp.asarray(batch.tokens), jnp.asarray(batch.lengths)
+    return Transformer(DECODER).hidden_states(params, *rows)
+
+
+def log_probs(params: Params, batch: TokenBatch) -> jax.Array:
+    return log_probs_and_entropy(params, batch)[0]
 
 
 @_learnings
@@ -373,14 +382,10 @@ def fused_update(towers: TwoTowers, reward: Any = feedback) -> Any:
 
 
 @_learnings
-def towers(
-    kind: str, where: tuple[int, int, int], *, adapted: bool = False, accumulation: int = 1
-) -> Program:
-    encoder = ADAPTED if adapted else ONE_BUCKET_ACTOR.encoder
-    actor, whole = dataclasses.replace(ONE_BUCKET_ACTOR, encoder=encoder), tower(encoder, 0)
-    one, base = (tower_adapters(0), whole) if adapted else (whole, None)
-    how: dict[str, Any] = {"accumulation": accumulation, "base": base, "config": ACTS}
-    towers = two_towers(where, one, actor, optimizer=optax.sgd(STATES_RATE), **how)
+def towers(kind: str, where: tuple[int, int, int], *, accumulation: int = 1) -> Program:
+    encoder = ONE_BUCKET_ACTOR.encoder
+    how: dict[str, Any] = {"accumulation": accumulation, "config": ACTS}
+    towers = two_towers(where, tower(encoder, 0), optimizer=optax.sgd(STATES_RATE), **how)
     learns: Any = FusedGradient(towers.actor, ACTS, feedback)
     if kind == IMITATED:
         towers = dataclasses.replace(towers.imitating(OPTIMIZER_CONFIG), parts=towers.parts)
@@ -390,9 +395,8 @@ def towers(
         learns = ScoredGradient(towers.actor, ACTS)
     update = make_update(towers, learns)
     begin = _beginning(towers.parts, towers.shardings)
-    first = stacked_adapters(0) if adapted else both_towers(encoder, 0)
-    placed = towers.placed_base(whole)
-    return Program(towers, update, begin, partial(shard_batch, towers.mesh), first, placed)
+    place = partial(shard_batch, towers.mesh)
+    return Program(towers, update, begin, place, both_towers(encoder, 0), ())
 
 
 def check_moved(after: Any, before: Any, gradient: Any, *, rate: float, rtol: float = 1e-5) -> None:

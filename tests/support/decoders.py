@@ -34,47 +34,22 @@ class Size(NamedTuple):
 
 def decoder(folder: Path, size: Size) -> LoadedLanguageModel:
     """A random Qwen3 in `folder`, in Hugging Face's layout, with a tokenizer."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
+    from tests.support.small_models import torch_decoder, write_bpe_tokenizer
 
-    from tests.support.small_models import write_bpe_tokenizer
-
-    torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=size.vocab,
-        hidden_size=192,
-        num_hidden_layers=size.layers,
-        num_attention_heads=6,
-        num_key_value_heads=2,
-        head_dim=32,
-        intermediate_size=512,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        eos_token_id=None,
-        initializer_range=0.1,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    sizes = {"vocab_size": size.vocab, "num_hidden_layers": size.layers, "hidden_size": 192}
+    sizes |= {"num_attention_heads": 6, "head_dim": 32, "intermediate_size": 512}
+    sizes |= {"max_position_embeddings": 1024, "eos_token_id": None}
+    torch_decoder("qwen3", noise=0.0, initializer_range=0.1, **sizes).save_pretrained(folder)
     write_bpe_tokenizer(folder)
     return load_language_model(folder)
 
 
 def policy_of(
-    loaded: LoadedLanguageModel,
-    config: Any,
-    temperature: float = TEMPERATURE,
-    optimizer: optax.GradientTransformation | None = None,
-    critic: optax.GradientTransformation | None = None,
+    loaded: LoadedLanguageModel, config: Any, temperature: float = TEMPERATURE
 ) -> TokenPolicy[Any]:
-    """The learner of a decoder on one device.
-
-    Args:
-        optimizer: of the policy; None: AdamW at `RATE` without decay.
-        critic: of the critic, which PPO has together with a reference.
-    """
+    """The learner of a decoder on one device, by AdamW at `RATE` without decay."""
     mesh = make_mesh((1, 1, 1), jax.devices()[:1])
-    optimizer = optimizer or optax.adamw(RATE, weight_decay=0.0)
-    width = loaded.model.trunk.config.hidden_size
-    parts = Parts(optimizer, critic, keeps_reference=critic is not None, width=width)
+    parts = Parts(optax.adamw(RATE, weight_decay=0.0), width=loaded.model.trunk.config.hidden_size)
     return TokenPolicy(
         mesh=mesh,
         shardings=parts.shardings(mesh, loaded.trunk.partition_rules(), loaded.params),
