@@ -39,22 +39,15 @@ _OF_ALL_STEPS = ("clip_fraction", "kl_old", "largest_ratio")
 
 
 class PerAction(NamedTuple):
-    """What is learned from each action; float32 of one shape.
+    """What is learned from each action; float32 of one shape."""
 
-    old: log-probabilities before the update; read if it has several steps, or acted before.
-    reference: by the first weights of the stage; read if a KL is to them.
-    advantages: A.
-    weight: of the action's losses in their sums; 0: it is not learned from.
-    value: PPO's, by the critic before the update.
-    returns: PPO's, what values are regressed on.
-    """
-
+    # Log-probabilities before the update; read if it has several steps, or acted before
     old: jax.Array
-    reference: jax.Array
+    reference: jax.Array  # by the first weights of the stage; read if a KL is to them
     advantages: jax.Array
-    weight: jax.Array
-    value: jax.Array
-    returns: jax.Array
+    weight: jax.Array  # of the action's losses in their sums; 0: it is not learned from
+    value: jax.Array  # PPO's, by the critic before the update
+    returns: jax.Array  # PPO's, what values are regressed on
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

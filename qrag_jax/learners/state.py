@@ -15,60 +15,36 @@ from qrag_jax.runtime.mesh import Rules, shardings_of
 
 
 class Critic(NamedTuple):
-    """What estimates the return of a state: a tower of its own and a linear map of its embedding.
+    """What estimates the return of a state: a tower of its own and a linear map behind it."""
 
-    Attributes:
-        tower: parameters of one tower, or of adapters on the policy's base.
-        weights: float32 `[D]`, zeros at first; None: the tower is that of the policy.
-        bias: float32 scalar.
-    """
-
-    tower: Params
-    weights: Any = None
-    bias: Any = None
+    tower: Params  # parameters of one tower, or of adapters on the policy's base
+    weights: Any = None  # float32 `[D]`, zeros at first; None: the tower is that of the policy
+    bias: Any = None  # float32 scalar
 
 
 class TrainState(NamedTuple):
-    """The state of training; every leaf is an array.
+    """The state of training; every leaf is an array."""
 
-    Attributes:
-        params: of one model, or of two towers stacked on axis 0; or their adapters alone.
-        opt_state: state of its optimizer.
-        step: optimizer steps done, skipped ones too, int32.
-        env_steps: actions learned from (passages, searches or tokens), int32.
-        key: PRNG key of the run, constant.
-        target_params: the target towers of PQN; else None.
-        critic, critic_opt_state: PPO's; None without a critic.
-        reference: the first parameters of a stage, if a KL is to them; else None.
-    """
-
-    params: Params
-    opt_state: optax.OptState
-    step: jax.Array
-    env_steps: jax.Array
-    key: jax.Array
-    target_params: Params | None = None
-    critic: Critic | None = None
+    params: Params  # of one model, or of two towers stacked on axis 0; or their adapters alone
+    opt_state: optax.OptState  # state of its optimizer
+    step: jax.Array  # optimizer steps done, skipped ones too, int32
+    env_steps: jax.Array  # actions learned from (passages, searches or tokens), int32
+    key: jax.Array  # PRNG key of the run, constant
+    target_params: Params | None = None  # the target towers of PQN; else None
+    critic: Critic | None = None  # PPO's; None without a critic
     critic_opt_state: optax.OptState | None = None
+    # the first parameters of a stage, if a KL is to them; else None
     reference: Params | None = None
 
 
 class Parts(NamedTuple):
-    """What a state is made of besides its parameters.
+    """What a state is made of besides its parameters."""
 
-    Attributes:
-        optimizer: of the policy.
-        critic_optimizer: None: there is no critic.
-        keeps_reference: whether the first parameters are kept, for a KL to them.
-        width: D, of what the critic's linear map takes.
-        has_targets: the policy is two towers, and there are targets of both.
-    """
-
-    optimizer: optax.GradientTransformation
-    critic_optimizer: optax.GradientTransformation | None = None
-    keeps_reference: bool = False
-    width: int = 0
-    has_targets: bool = False
+    optimizer: optax.GradientTransformation  # of the policy
+    critic_optimizer: optax.GradientTransformation | None = None  # None: there is no critic
+    keeps_reference: bool = False  # whether the first parameters are kept, for a KL to them
+    width: int = 0  # D, of what the critic's linear map takes
+    has_targets: bool = False  # the policy is two towers, and there are targets of both
 
     def build(self, params: Params, key: jax.Array) -> TrainState:
         """The first state; targets, critic and reference are copies of the parameters."""

@@ -151,31 +151,23 @@ class RoundSampler:
 
 
 class Inputs(NamedTuple):
-    """G prefixes, U prompts and B rows.
+    """G prefixes, U prompts and B rows."""
 
-    prefixes `[G, P]` and prefix_lengths `[G]`, 0 for none; tokens `[U, P]` and lengths `[U]`, of
-    what follows the prefix in a prompt, 0 for no prompt; prefix_of `[U]`, a prompt's prefix among
-    its device's; source `[B]`, the prompt of a row, likewise; most `[B]`, 0 for no row; keys uint32
-    `[B, 2]`.
-    """
-
-    prefixes: Any
-    prefix_lengths: Any
-    tokens: Any
-    lengths: Any
-    prefix_of: Any
-    source: Any
-    most: Any
-    keys: Any
+    prefixes: Any  # `[G, P]`
+    prefix_lengths: Any  # `[G]`, 0 for none
+    tokens: Any  # `[U, P]`, what follows the prefix in a prompt
+    lengths: Any  # `[U]`, 0 for no prompt
+    prefix_of: Any  # `[U]`, a prompt's prefix among its device's
+    source: Any  # `[B]`, the prompt of a row among its device's
+    most: Any  # `[B]`, 0 for no row
+    keys: Any  # uint32 `[B, 2]`
 
 
 class _Drawn(NamedTuple):
-    """ids, log_probs `[B, S]`; counts `[B]`, tokens of each row; stopped `[B]`."""
-
-    ids: Any
-    log_probs: Any
-    counts: Any
-    stopped: Any
+    ids: Any  # `[B, S]`
+    log_probs: Any  # `[B, S]`
+    counts: Any  # `[B]`, tokens of each row
+    stopped: Any  # `[B]`
 
 
 # Words of new tokens `[B, H]`, whether each row gets one `[B]`, and the cache → the hidden states

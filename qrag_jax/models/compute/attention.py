@@ -24,26 +24,17 @@ _FIELDS, _OF_GRADIENTS = "cudnn_fmha_backend_config", "bmm1_grad_gemm1_dot_dimen
 
 
 class Behind(NamedTuple):
-    """Queries that begin behind the starts of their rows.
+    """Queries that begin behind the starts of their rows."""
 
-    Attributes:
-        position: `[B]`, of each row's first query.
-        most: the largest that it can be.
-    """
-
-    position: jax.Array
-    most: int
+    position: jax.Array  # `[B]`, of each row's first query
+    most: int  # the largest that it can be
 
 
 class Window(NamedTuple):
-    """Keys that queries see in layers with local attention.
+    """Keys that queries see in layers with local attention."""
 
-    Attributes:
-        reach: a query sees the keys that are at most so many tokens away, before and behind it.
-        applies: bool `[]`, whether this layer has local attention; where not, all keys are seen.
-    """
-
-    reach: int
+    reach: int  # a query sees the keys that are at most so many tokens away, before and behind it
+    # bool `[]`, whether this layer has local attention; where not, all keys are seen
     applies: jax.Array
 
     def near(self, length: int) -> jax.Array:

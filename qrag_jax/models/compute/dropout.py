@@ -36,21 +36,17 @@ KEY = "dropout_key"  # leaf beside the parameters of a tower whose trunk drops
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class TokenDropout:
-    """What dropout needs to know about the tokens of a block.
+    """What dropout needs to know about the tokens of a block."""
 
-    Attributes:
-        digests: uint32 `[T]`, a hash of each token's row and position.
-        rate: p, the share of the adapters' inputs that is dropped.
-        keys: keys of a trunk that drops, uint32 `[depths, places, 2]`, or `[places, 2]` at one
-            depth. None: the trunk drops nothing.
-        hidden: p, the share of hidden states that the trunk drops.
-        attention: p, the share of attention weights that the trunk drops.
-    """
-
-    digests: jax.Array
+    digests: jax.Array  # uint32 `[T]`, a hash of each token's row and position
+    # p, the share of the adapters' inputs that is dropped
     rate: float = dataclasses.field(default=0.0, metadata={"static": True})
+    # keys of a trunk that drops, uint32 `[depths, places, 2]`, or `[places, 2]` at one depth. None:
+    # the trunk drops nothing
     keys: jax.Array | None = None
+    # p, the share of hidden states that the trunk drops
     hidden: float = dataclasses.field(default=0.0, metadata={"static": True})
+    # p, the share of attention weights that the trunk drops
     attention: float = dataclasses.field(default=0.0, metadata={"static": True})
 
 
@@ -135,16 +131,12 @@ def drop_hidden(x: jax.Array, dropout: TokenDropout | None, place: int) -> jax.A
 
 
 class KeptWeights(NamedTuple):
-    """The attention weights that dropout keeps.
+    """The attention weights that dropout keeps."""
 
-    Attributes:
-        mask: bool `[R, heads, L, L]`, by query and key. True: the weight is kept and divided by
-            1 - rate; False: it becomes 0.
-        rate: p, the share that is dropped.
-    """
-
+    # bool `[R, heads, L, L]`, by query and key. True: the weight is kept and divided by 1 - rate;
+    # False: it becomes 0
     mask: jax.Array
-    rate: float
+    rate: float  # p, the share that is dropped
 
 
 def kept_weights(dropout: TokenDropout | None, place: jax.Array, heads: int) -> KeptWeights | None:

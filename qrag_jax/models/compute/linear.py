@@ -69,12 +69,9 @@ class Linear(nn.Module):
     If the parameters also have `lora_a` `[I, r]` and `lora_b` `[r, O]`, it adds (x·A)·B. If they
     have `lora_key` `[k, 2]` as well, A consists of k matrices side by side, and x passes through a
     separate mask for each of them (`dropout.drop`). x·W uses x without a mask.
-
-    Attributes:
-        features: O.
     """
 
-    features: int
+    features: int  # O
     products: jnp.dtype = jnp.float32
     use_bias: bool = True
 

@@ -25,16 +25,11 @@ Leaves = dict[tuple[str, ...], jax.Array]  # by path
 
 
 class Adapted(NamedTuple):
-    """A frozen base and the adapters on it.
+    """A frozen base and the adapters on it."""
 
-    Attributes:
-        base: parameters of one tower, layers stacked.
-        adapters: of one tower, or of several towers stacked on axis 0.
-        dropout_key: PRNG key of the masks, one per tower; None: nothing is dropped.
-    """
-
-    base: Params
-    adapters: Params
+    base: Params  # parameters of one tower, layers stacked
+    adapters: Params  # of one tower, or of several towers stacked on axis 0
+    # PRNG key of the masks, one per tower; None: nothing is dropped
     dropout_key: jax.Array | None = None
 
 

@@ -50,25 +50,17 @@ class Blocks(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Where the tokens of one block are: T places, R rows of L tokens.
+    """Where the tokens of one block are: T places, R rows of L tokens."""
 
-    Attributes:
-        row: `[T]`, the row that a place belongs to; R if the place is unused.
-        position: `[T]`, the token's position in its row.
-        place: `[R, L]`, the place of each token of a row; arbitrary beyond the row's end.
-        lengths: `[R]`, tokens of each row; 0: there is no such row.
-        dropout: dropout of adapters or of the trunk, if there is any.
-        shared: which tokens have one place for several rows; None: no row shares a place.
-        depth: the number of the layer that gets this layout, from 1; 0 is before all layers. None:
-            the layout is not that of one depth.
-    """
-
-    row: jax.Array
-    position: jax.Array
-    place: jax.Array
-    lengths: jax.Array
-    dropout: TokenDropout | None = None
+    row: jax.Array  # `[T]`, the row that a place belongs to; R if the place is unused
+    position: jax.Array  # `[T]`, the token's position in its row
+    place: jax.Array  # `[R, L]`, the place of each token of a row; arbitrary beyond the row's end
+    lengths: jax.Array  # `[R]`, tokens of each row; 0: there is no such row
+    dropout: TokenDropout | None = None  # dropout of adapters or of the trunk, if there is any
+    # which tokens have one place for several rows; None: no row shares a place
     shared: Shared | None = None
+    # the number of the layer that gets this layout, from 1; 0 is before all layers. None: the
+    # layout is not that of one depth
     depth: int | jax.Array | None = None
 
     def at_depth(self, depth: int | jax.Array) -> Layout:
@@ -80,16 +72,12 @@ class Shared(NamedTuple):
     """Tokens that all rows of a group of neighbours begin with, see `sharing`.
 
     Each of them has one place, which belongs to the group's first row.
-
-    Attributes:
-        counts: `[groups]`, their number in each group of R / groups rows.
-        prompts: the layout of these alone, one row a group; None: they are not looked at alone.
-        own: the layout of what rows have behind them.
     """
 
-    counts: jax.Array
+    counts: jax.Array  # `[groups]`, their number in each group of R / groups rows
+    # the layout of these alone, one row a group; None: they are not looked at alone
     prompts: Layout | None = None
-    own: Layout | None = None
+    own: Layout | None = None  # the layout of what rows have behind them
 
 
 def packed_layout(lengths: jax.Array, tokens: int, length: int) -> Layout:

@@ -22,39 +22,29 @@ class TextEncoder:
 
     Q-RAG's BERT towers divide the mean by 10 and do not normalise it (scale 0.1). Qwen3-Embedding
     takes the last token's hidden state and normalises it.
-
-    Attributes:
-        module: Flax trunk, (word vectors `[T, D]`, layout) → hidden states `[T, D]`.
-        width: D, even: each half of an embedding is one critic.
-        max_positions: longest row the trunk can take, in tokens.
-        opening_id: token that a row begins with ([CLS], <s>); None: a row begins with its text.
-        sep_id: id that ends each part of a row.
-        pad_id: id of padding.
-        scale: factor on the pooled vector, applied after normalisation.
-        pooling: mean of a row's hidden states, the last one or the first (a name of `POOLINGS`).
-        normalise: whether the pooled vector is scaled to length 1 (L2).
-        state_prefix: ids after the opening token in the state tower's rows, such as "query: ".
-        chunk_prefix: ids after the opening token in the chunk tower's rows, such as "passage: ".
-        lora_scale: factor on the product of an adapter's two matrices, if there are adapters.
-        lora_dropout: share of an adapter's inputs that is dropped if there is a dropout key.
-        dropout: share of hidden states that the trunk drops if there is a dropout key.
-        attention_dropout: share of attention weights that it drops if there is a dropout key.
     """
 
-    module: Transformer
-    width: int
-    max_positions: int
+    module: Transformer  # Flax trunk, (word vectors `[T, D]`, layout) → hidden states `[T, D]`
+    width: int  # D, even: each half of an embedding is one critic
+    max_positions: int  # longest row the trunk can take, in tokens
+    # token that a row begins with ([CLS], <s>); None: a row begins with its text
     opening_id: int | None
-    sep_id: int
-    pad_id: int
-    scale: float = 0.1
+    sep_id: int  # id that ends each part of a row
+    pad_id: int  # id of padding
+    scale: float = 0.1  # factor on the pooled vector, applied after normalisation
+    # mean of a row's hidden states, the last one or the first (a name of `POOLINGS`)
     pooling: str = MEAN
-    normalise: bool = False
+    normalise: bool = False  # whether the pooled vector is scaled to length 1 (L2)
+    # ids after the opening token in the state tower's rows, such as "query: "
     state_prefix: tuple[int, ...] = ()
+    # ids after the opening token in the chunk tower's rows, such as "passage: "
     chunk_prefix: tuple[int, ...] = ()
+    # factor on the product of an adapter's two matrices, if there are adapters
     lora_scale: float = 1.0
+    # share of an adapter's inputs that is dropped if there is a dropout key
     lora_dropout: float = 0.0
-    dropout: float = 0.0
+    dropout: float = 0.0  # share of hidden states that the trunk drops if there is a dropout key
+    # share of attention weights that it drops if there is a dropout key
     attention_dropout: float = 0.0
 
     def drops(self, adapted: bool) -> bool:

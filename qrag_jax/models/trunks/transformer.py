@@ -489,21 +489,15 @@ class Transformer(nn.Module):
 
     `apply({"params": prepared}, words [T, H], layout) -> [T, H]`: words are rows of the table
     `WORDS`, placed as in `layout`; at unused places the result is finite but meaningless.
-
-    Attributes:
-        precision: dtypes of the computation; parameters stay float32.
-        remat: what is computed again for the gradient, a name of `REMAT_POLICIES`.
-        scanned: the layers stay stacked and are scanned, else they are computed one by one.
-        mesh: that programs run on; None: one device.
-        own_head: whether the parameters hold a head beside the word table (`HEAD`).
     """
 
     config: Sizes
-    precision: Precision = Precision()
-    remat: str = "none"
+    precision: Precision = Precision()  # dtypes of the computation; parameters stay float32
+    remat: str = "none"  # what is computed again for the gradient, a name of `REMAT_POLICIES`
+    # the layers stay stacked and are scanned, else they are computed one by one
     scanned: bool = False
-    mesh: Mesh | None = None
-    own_head: bool = False
+    mesh: Mesh | None = None  # that programs run on; None: one device
+    own_head: bool = False  # whether the parameters hold a head beside the word table (`HEAD`)
 
     def layer(self) -> Layer:
         """The module of every layer, without a parent."""
