@@ -24,7 +24,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
@@ -43,7 +42,6 @@ from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.pretrained import LoadedLanguageModel, LoraConfig, write_adapters
 from qrag_jax.models.trunks.qwen3 import LanguageModel
 from qrag_jax.models.trunks.transformer import Params
-from qrag_jax.policies.tokens import Vocabulary, token_scores
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.trajectories import (
     LENGTH,
@@ -419,36 +417,24 @@ def turn_log_probs(
     A turn is the ids before it, one at least, and those that were sampled; the tokens of all turns
     are one behind the other. Temperature 0 is taken for 1, as samplers do.
     """
-    longest = max(len(before) + len(sampled) for before, sampled in turns)
-    width = -(-longest // _WIDTHS) * _WIDTHS
-    most = max(len(sampled) for _, sampled in turns)
-    tokens = np.zeros((len(turns), width), np.int32)
-    lengths = np.zeros(len(turns), np.int32)
-    place, target = (np.zeros((len(turns), most), np.int32) for _ in range(2))
-    for row, (before, sampled) in enumerate(turns):
-        lengths[row] = len(before) + len(sampled)
-        tokens[row, : lengths[row]] = np.concatenate([before, sampled])
-        place[row, : len(sampled)] = np.arange(len(before) - 1, lengths[row] - 1)
-        target[row, : len(sampled)] = sampled
-    is_sampled = np.arange(most)[None] < np.array([len(sampled) for _, sampled in turns])[:, None]
-    scored = jax.jit(partial(_scored, model, tuple(each or 1.0 for each in temperatures)))
-    found = jax.device_get(scored(params, tokens, lengths, place, target))
-    return [np.asarray(each)[is_sampled] for each in found]
+    rows = [np.concatenate(turn) for turn in turns]
+    width = -(-max(map(len, rows)) // _WIDTHS) * _WIDTHS
+    tokens = np.zeros((len(rows), width), np.int32)
+    for row, ids in zip(tokens, rows, strict=True):
+        row[: len(ids)] = ids
+    lengths = np.array([len(ids) for ids in rows], np.int32)
+    # Of each sampled token: itself, its row, and the place of the hidden state before it.
+    target = np.concatenate([sampled for _, sampled in turns])
+    row_of = np.repeat(np.arange(len(rows)), [len(sampled) for _, sampled in turns])
+    befores = [np.arange(len(before), len(before) + len(sampled)) - 1 for before, sampled in turns]
+    place = np.concatenate(befores)
 
+    @jax.jit
+    def scored(params: Params | Adapted, tokens: jax.Array, lengths: jax.Array) -> list[jax.Array]:
+        whole = attach(params, model.lora_scale)
+        hidden = model.trunk.hidden_states(whole, tokens, lengths)[row_of, place]
+        logits = model.logits_of(hidden, model.head(whole))
+        every = (jax.nn.log_softmax(logits / (each or 1.0)) for each in temperatures)
+        return [log_probs[np.arange(len(target)), target] for log_probs in every]
 
-def _scored(
-    model: LanguageModel, temperatures: Sequence[float], params: Params | Adapted, *rows: jax.Array
-) -> list[jax.Array]:
-    """`[B, S]` for each temperature, of tokens `[B, L]`, lengths `[B]`; and `[B, S]`: the places
-    before sampled tokens, and these."""
-    tokens, lengths, place, target = rows
-    whole = attach(params, model.lora_scale)
-    hidden = model.trunk.hidden_states(whole, tokens, lengths)
-    before = jnp.take_along_axis(hidden, place[..., None], axis=1)
-    before = before.reshape(-1, before.shape[-1])
-    found = []
-    for temperature in temperatures:
-        how = Vocabulary(temperature, products=model.trunk.precision.products)
-        scores = token_scores(how, before, model.head(whole), target.reshape(-1))
-        found.append(scores.log_probs.reshape(target.shape))
-    return found
+    return [np.asarray(each) for each in scored(params, tokens, lengths)]
