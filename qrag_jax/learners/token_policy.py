@@ -64,19 +64,14 @@ class TokenPolicy(PolicyLearner, Generic[Config]):
     What is read of a sampled token are its `TokenScores`; by a critic, the value of the state in
     which it was sampled. A pass takes the parameters of adapters with the base that they are on, or
     all weights with the base None.
-
-    Attributes:
-        trunk: maps tokens to hidden states; the head is its word table, or the leaf `HEAD`.
-        vocabulary: how hidden states become log-probabilities.
-        config: constants of the algorithm.
-        lora_scale: factor on the product of an adapter's two matrices.
-        rests_until: the policy learns nothing before this update, in which its critic warms up.
     """
 
+    # maps tokens to hidden states; the head is its word table, or the leaf `HEAD`
     trunk: Transformer
-    vocabulary: Vocabulary
-    config: Config
-    lora_scale: float = 1.0
+    vocabulary: Vocabulary  # how hidden states become log-probabilities
+    config: Config  # constants of the algorithm
+    lora_scale: float = 1.0  # factor on the product of an adapter's two matrices
+    # the policy learns nothing before this update, in which its critic warms up
     rests_until: int = 0
 
     def __post_init__(self) -> None:
@@ -214,7 +209,7 @@ def pair_loss(
 
     Args:
         block: the first row of a group is the winner, the second the loser.
-        targets: of `token_update.PairEpisodes`, the reference `[Q, 2]` and the weights `[Q]`.
+        targets: `pairs` of `token_update.TokenEpisodes`, the reference and the weights.
     """
     reference, weight = targets
     rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]

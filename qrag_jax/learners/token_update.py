@@ -33,23 +33,29 @@ from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
 from qrag_jax.rollouts.trajectories import TokenBatch
 from qrag_jax.runtime.mesh import put_whole
 
+MEMBERS = 2  # rows of a pair: the winner, then the loser
+
 
 class TokenEpisodes(NamedTuple):
-    """What an update takes.
+    """What an update takes: episodes with rewards, or pairs of a better and a worse row."""
 
-    Attributes:
-        blocks: rows of tokens, `[M, B, …]` for M minibatches; split over the devices along B.
-        rewards: float32 `[N]`; of GRPO, groups of neighbours.
-        scored: bool `[N]`.
-        counts: float32 `[N]`, tokens of each episode that are learned from.
-        ends: of PPO: bool `[M, B, S]`, the last token of each episode that is learned from.
-    """
-
+    # Rows of tokens, `[M, B, …]` for M minibatches; split over the devices along B. Of pairs M is
+    # 1, and a group is a pair
     blocks: TokenBlocks
-    rewards: jax.Array
-    scored: jax.Array
-    counts: jax.Array
-    ends: jax.Array | None
+    rewards: Any = None  # float32 `[N]`; of GRPO, groups of neighbours
+    scored: Any = None  # bool `[N]`
+    counts: Any = None  # float32 `[N]`, tokens of each episode that are learned from
+    ends: Any = None  # of PPO: bool `[M, B, S]`, the last learned token of each episode
+    # Of pairs, float32: log-probabilities of winner and loser by the reference `[1, B, Q, 2]`; and
+    # the weight `[1, B, Q]`, 1, or 0 where there is no pair
+    pairs: Any = None
+
+
+def episode_shardings(mesh: Mesh) -> Any:
+    """Where the episodes of an update live: a `TokenEpisodes` of a sharding for each field."""
+    replicated: Any = NamedSharding(mesh, PartitionSpec())
+    by_block: Any = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
+    return TokenEpisodes(by_block, replicated, replicated, replicated, by_block, by_block)
 
 
 def token_episodes(policy: TokenPolicy, batch: TokenBatch, shape: BlockShape) -> TokenEpisodes:
@@ -99,11 +105,40 @@ def _ends(blocks: TokenBlocks) -> np.ndarray:
     return ends
 
 
-def episode_shardings(mesh: Mesh) -> Any:
-    """Where the episodes of an update live: a `TokenEpisodes` of a sharding for each field."""
-    replicated: Any = NamedSharding(mesh, PartitionSpec())
-    by_block: Any = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
-    return TokenEpisodes(by_block, replicated, replicated, replicated, by_block)
+def pair_episodes(
+    policy: TokenPolicy[PreferenceConfig],
+    batch: TokenBatch,
+    shape: BlockShape,
+    reference: np.ndarray,
+) -> TokenEpisodes:
+    """The pairs of a batch that something can be learned from, in blocks; none is cut.
+
+    A pair with a row of which no token is learned from is left out before anything is computed.
+
+    Args:
+        batch: pair g is group g, the episodes 2g, its winner, and 2g + 1, its loser, of one row
+            each.
+        shape: of groups of `MEMBERS`; `choose_shape(…, whole=True)` makes one with room for every
+            pair.
+        reference: float32 `[N]`, log-probability of each episode by the reference, of the same
+            tokens and summed or averaged as the config says (`row_log_probs`).
+    """
+    number = len(batch.scored)
+    rows = np.bincount(batch.episode, batch.loss_mask.any(axis=1), number + 1)[:-1]
+    kept = (rows.reshape(-1, MEMBERS) > 0).all(axis=1)
+    learned = batch.loss_mask & np.append(np.repeat(kept, MEMBERS), False)[batch.episode][:, None]
+    batch = batch._replace(loss_mask=learned, log_prob_mask=learned)
+    (blocks,) = token_blocks([batch], shape, policy.row_devices, whole=True)
+    # The pair of each group of each block; the last one is none.
+    pair = np.full(np.shape(blocks.shared), number // MEMBERS)
+    block, token = np.nonzero(blocks.valid)
+    group = np.asarray(blocks.row)[block, token] // MEMBERS
+    pair[block, group] = np.asarray(blocks.episode)[block, token] // MEMBERS
+    of_none = np.zeros((1, MEMBERS), np.float32)
+    by_pair = np.concatenate([np.asarray(reference, np.float32).reshape(-1, MEMBERS), of_none])
+    pairs = by_pair[pair], np.append(kept, False).astype(np.float32)[pair]
+    blocks, pairs = jax.tree.map(lambda leaf: leaf[None], (blocks, pairs))
+    return TokenEpisodes(blocks, pairs=pairs)
 
 
 # ------------------------------------------------------------------------ update
@@ -117,34 +152,46 @@ def make_token_update(policy: TokenPolicy) -> Update:
     step. A step whose loss or gradient is not finite learns nothing. Before update
     `policy.rests_until` the critic alone learns.
 
-    Metrics are float32 scalars: `loss`, `entropy` (NaN where nothing is learned from), `grad_norm`,
-    `learning_rate`, `padding_share`, `tokens` (sampled ones that are learned from), `skipped` and
-    `env_steps`. By rewards also `return`, `advantage` (mean absolute, before PPO whitens),
-    `unscored_share` of episodes, `clip_fraction`, `kl_old`, `kl` to the reference in nats a token,
-    and of the sampler `sampler_kl`, `sampler_largest_ratio`, `sampler_truncated` (share of tokens)
-    and `sampler_effective` (effective sample size as a share of tokens). Of GRPO `flat_groups`; of
-    PPO `value_loss`, `critic_grad_norm`, `largest_ratio` and `explained_variance` of the returns.
+    Metrics are float32 scalars: `loss`, `grad_norm`, `learning_rate`, `padding_share`, `tokens`
+    (sampled ones that are learned from), `skipped` and `env_steps`; but of pairs `entropy` (NaN
+    where nothing is learned from). By rewards also `return`, `advantage` (mean absolute, before PPO
+    whitens), `unscored_share` of episodes, `clip_fraction`, `kl_old`, `kl` to the reference in nats
+    a token, and of the sampler `sampler_kl`, `sampler_largest_ratio`, `sampler_truncated` (share of
+    tokens) and `sampler_effective` (effective sample size as a share of tokens). Of GRPO
+    `flat_groups`; of PPO `value_loss`, `critic_grad_norm`, `largest_ratio` and `explained_variance`
+    of the returns. Of pairs `pairs` (their number) and, as means over those that are learned from,
+    `margin` (h in nats), `accuracy` (h is above 0), `log_prob_winner` and `log_prob_loser` (of
+    sequences as the config has them).
     """
-    config, minibatches = policy.config, getattr(policy.config, "minibatches", 1)
+    config = policy.config
+    minibatches, epochs = (getattr(config, name, 1) for name in ("minibatches", "epochs"))
     is_ppo = isinstance(config, TokenPPOConfig)
-    order = np.tile(np.arange(minibatches), config.epochs)
+    order = np.tile(np.arange(minibatches), epochs)
 
     def update(state: TrainState, episodes: TokenEpisodes, base: Params | None = None):
-        targets, divisors, metrics = _prepared(policy, state, episodes, base)
-        # Imitation and GRPO have no warm-up: a condition less, or compilers would round otherwise.
+        targets: Any
+        if isinstance(config, PreferenceConfig):
+            targets, pairs = episodes.pairs, episodes.pairs[1].sum()
+            divisors, metrics = jnp.maximum(pairs, 1.0)[None], {"pairs": pairs}
+            is_learned = episodes.blocks.learned
+        else:
+            targets, divisors, metrics = _prepared(policy, state, episodes, base)
+            is_learned = targets.weight > 0
+        # Only PPO has a warm-up: a condition less, or compilers would round otherwise.
         awake = state.step >= policy.rests_until if is_ppo else True
 
-        def part_of(number: jax.Array) -> tuple[TokenBlocks, PerAction]:
+        def part_of(number: jax.Array) -> tuple[TokenBlocks, Any]:
             return jax.tree.map(lambda leaf: leaf[number], (episodes.blocks, targets))
 
         state, learned = policy.learn_in_steps(
             state, base, part_of, order, divisors[order], one_pass=minibatches, awake=awake
         )
-        actions = (targets.weight > 0).sum().astype(jnp.float32)
+        actions = is_learned.sum().astype(jnp.float32)
         metrics = learned | {"tokens": actions} | metrics
-        # NaN, which means leave out, where nothing is learned from: 0 would tell of certainty.
-        metrics["entropy"] = jnp.where(actions > 0, metrics["entropy"], jnp.nan)
-        if not isinstance(config, SFTConfig):
+        if "entropy" in metrics:
+            # NaN, which means leave out, where nothing is learned from: 0 would tell of certainty.
+            metrics["entropy"] = jnp.where(actions > 0, metrics["entropy"], jnp.nan)
+        if "sampler_weight" in metrics:
             weights = metrics.pop("sampler_weight"), metrics.pop("sampler_square")
             metrics["sampler_effective"] = effective_share(*weights)
         if isinstance(config, TokenGRPOConfig):
@@ -243,90 +290,7 @@ def _rewards(episodes: TokenEpisodes) -> tuple[jax.Array, Metrics]:
     }
 
 
-# ------------------------------------------------------------------------ pairs
-
-
-MEMBERS = 2  # rows of a pair: the winner, then the loser
-
-
-class PairEpisodes(NamedTuple):
-    """What an update takes; its leaves are split over the devices, block by block.
-
-    Attributes:
-        blocks: rows of tokens; a group is a pair.
-        reference: float32 `[B, Q, 2]`, log-probabilities of winner and loser by the reference.
-        weight: float32 `[B, Q]`, 1, or 0 where there is no pair.
-    """
-
-    blocks: TokenBlocks
-    reference: jax.Array
-    weight: jax.Array
-
-
-def pair_episodes(
-    policy: TokenPolicy[PreferenceConfig],
-    batch: TokenBatch,
-    shape: BlockShape,
-    reference: np.ndarray,
-) -> PairEpisodes:
-    """The pairs of a batch that something can be learned from, in blocks; none is cut.
-
-    A pair with a row of which no token is learned from is left out before anything is computed.
-
-    Args:
-        batch: pair g is group g, the episodes 2g, its winner, and 2g + 1, its loser, of one row
-            each.
-        shape: of groups of `MEMBERS`; `choose_shape(…, whole=True)` makes one with room for every
-            pair.
-        reference: float32 `[N]`, log-probability of each episode by the reference, of the same
-            tokens and summed or averaged as the config says (`row_log_probs`).
-    """
-    number = len(batch.scored)
-    rows = np.bincount(batch.episode, batch.loss_mask.any(axis=1), number + 1)[:-1]
-    kept = (rows.reshape(-1, MEMBERS) > 0).all(axis=1)
-    learned = batch.loss_mask & np.append(np.repeat(kept, MEMBERS), False)[batch.episode][:, None]
-    batch = batch._replace(loss_mask=learned, log_prob_mask=learned)
-    (blocks,) = token_blocks([batch], shape, policy.row_devices, whole=True)
-    # The pair of each group of each block; the last one is none.
-    pair = np.full(np.shape(blocks.shared), number // MEMBERS)
-    block, token = np.nonzero(blocks.valid)
-    group = np.asarray(blocks.row)[block, token] // MEMBERS
-    pair[block, group] = np.asarray(blocks.episode)[block, token] // MEMBERS
-    of_none = np.zeros((1, MEMBERS), np.float32)
-    by_pair = np.concatenate([np.asarray(reference, np.float32).reshape(-1, MEMBERS), of_none])
-    targets: Any = by_pair[pair], np.append(kept, False).astype(np.float32)[pair]
-    return PairEpisodes(blocks, *targets)
-
-
-def pair_shardings(mesh: Mesh) -> Any:
-    """Where the pairs of an update live: a sharding, for each of their arrays."""
-    return NamedSharding(mesh, PartitionSpec(ROW_AXES))
-
-
-def make_preference_update(policy: TokenPolicy[PreferenceConfig]) -> Update:
-    """Makes the jitted `(state, PairEpisodes) → (state, metrics)`; the state is donated.
-
-    With adapters it is `(state, PairEpisodes, base)`. The loss is the mean over the pairs of the
-    whole batch, on any mesh and in any blocks. An update whose loss or gradient is not finite
-    learns nothing.
-
-    Metrics are float32 scalars: `loss`; over the pairs that are learned from, each counted once,
-    `margin` (mean h in nats), `accuracy` (share with h above 0), `log_prob_winner` and
-    `log_prob_loser` (means, of sequences as the config has them). And `pairs` (their number),
-    `grad_norm`, `learning_rate`, `padding_share`, `tokens` (sampled ones that are learned from),
-    `skipped` and `env_steps`.
-    """
-
-    def update(state: TrainState, episodes: PairEpisodes, base: Params | None = None):
-        blocks, *targets = episodes
-        pairs, part = episodes.weight.sum(), (blocks, tuple(targets))
-        divisors = jnp.maximum(pairs, 1.0)[None]
-        state, metrics = policy.learn_in_steps(state, base, lambda _: part, None, divisors)
-        actions = blocks.learned.sum().astype(jnp.float32)
-        return counted(state, actions, metrics | {"pairs": pairs, "tokens": actions})
-
-    return policy.update(update, pair_shardings(policy.mesh))
-
+# ------------------------------------------------------------------------ reference of pairs
 
 RowLogProbs = Callable[..., np.ndarray]  # (params, TokenBatch, BlockShape), then a base if any
 
@@ -338,7 +302,7 @@ def row_log_probs(policy: TokenPolicy[PreferenceConfig]) -> RowLogProbs:
     none. By the parameters that a stage begins with it is what `pair_episodes` takes as the
     reference. With adapters it is `(params, TokenBatch, BlockShape, base)`. Rows need be no pairs.
     """
-    of_blocks = pair_shardings(policy.mesh)
+    of_blocks = policy.on_mesh(PartitionSpec(ROW_AXES))
 
     def log_probs(params: Params, blocks: TokenBlocks, base: Params | None = None) -> jax.Array:
         return policy.read(Critic(params), base, blocks)

@@ -44,10 +44,7 @@ from qrag_jax.feedback.pairs import check_found, check_pairs, report_of
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_update import (
     episode_shardings,
-    make_preference_update,
-    make_token_update,
     pair_episodes,
-    pair_shardings,
     row_log_probs,
     token_episodes,
 )
@@ -258,7 +255,6 @@ class Leret(token_system.TokenSystem[LeretConfig]):
                 total_steps=steps,
                 warmup_steps=min(config.optimizer.warmup_steps, steps // token_system.WARM_UP),
             ),
-            make_update=make_preference_update if kind == PREFERENCE else make_token_update,
             step_of=lambda step: (step - firsts[0]) % period,
         )
 
@@ -479,8 +475,7 @@ class LessonExperience:
             if stage.plan != self._plan:
                 self._begin(stage.plan, state, number, stop)
             batch = self._learned(stage, number)
-        shardings = pair_shardings if stage.plan.kind == PREFERENCE else episode_shardings
-        batch = put_whole(batch, shardings(self._system.mesh))
+        batch = put_whole(batch, episode_shardings(self._system.mesh))
         self.waited["play"] += time.monotonic() - before
         self._batches += 1
         return batch

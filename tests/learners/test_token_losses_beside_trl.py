@@ -215,9 +215,10 @@ def pairs(ours: Ours, trl: Any) -> Any:
 def test_pairs_are_those_of_trl(ours: Ours, pairs: Any, config: PreferenceConfig) -> None:
     policy, batch = policy_of(ours.loaded, config, 1.0), made_pairs()
     reference = row_log_probs(policy)(ours.old, batch, PAIR_SHAPE)
-    blocks, *by_pair = pair_episodes(policy, batch, PAIR_SHAPE, reference)
+    episodes = pair_episodes(policy, batch, PAIR_SHAPE, reference)
+    blocks, given = jax.tree.map(lambda leaf: leaf[0], (episodes.blocks, episodes.pairs))
     assert (blocks.lengths > 0).any(axis=1).sum() > 1
-    loss, gradient, sums = ours.gradient(policy, ours.new, (blocks, tuple(by_pair)))
+    loss, gradient, sums = ours.gradient(policy, ours.new, (blocks, given))
     inputs = pairs.inputs(batch, KEPT)
     check_alike((loss, gradient), pairs.gradient(inputs, config))
     if config.averaged or config.label_smoothing:

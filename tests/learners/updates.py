@@ -25,12 +25,7 @@ from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.token_policy import TokenPolicy
-from qrag_jax.learners.token_update import (
-    make_preference_update,
-    make_token_update,
-    pair_episodes,
-    token_episodes,
-)
+from qrag_jax.learners.token_update import make_token_update, pair_episodes, token_episodes
 from qrag_jax.learners.two_towers import FusedGradient, ScoredGradient, TwoTowers, make_update
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.heads.embedding import Params
@@ -236,16 +231,14 @@ def tokens(
         base_shardings=of_base,
         rests_until=rests_until,
     )
-    make: Any = make_token_update
-    episodes: Callable[..., Any] = token_episodes
-    if isinstance(config, configs.PreferenceConfig):
-        make, episodes = make_preference_update, pair_episodes
+    is_of_pairs = isinstance(config, configs.PreferenceConfig)
+    episodes: Callable[..., Any] = pair_episodes if is_of_pairs else token_episodes
 
     def of_batch(batch: TokenBatch, *given: Any) -> Any:
         return episodes(policy, batch, shape, *given)
 
     begin = _beginning(parts, shardings)
-    return Program(policy, make(policy), begin, of_batch, trained, base)
+    return Program(policy, make_token_update(policy), begin, of_batch, trained, base)
 
 
 # ------------------------------------------------------------------------ query encoder
