@@ -74,25 +74,22 @@ def with_stop(batch: EpisodeBatch) -> EpisodeBatch:
 
 
 def step(
-    state: ChunksState,
-    batch: EpisodeBatch,
-    action: jax.Array,
-    t: jax.Array,
-    *,
-    never_terminate: bool,
-    stop_action: bool = False,
+    state: ChunksState, batch: EpisodeBatch, action: jax.Array, t: jax.Array, rules: Any
 ) -> ChunksState:
-    """Takes chunk `action` `[B]` at time `t` (scalar) in every episode that has not ended."""
+    """Takes chunk `action` `[B]` at time `t` (scalar) in every episode that has not ended.
+
+    `rules` has `never_terminate` and `stop_action`, as `ChunksConfig`.
+    """
     max_steps = state.taken.shape[1]
     live = ~state.done
     taken = state.taken.at[:, t].set(jnp.where(live, action, NOT_TAKEN))
     chosen = jax.nn.one_hot(action, state.available.shape[1], dtype=bool) & live[:, None]
     available = state.available & ~chosen
     done = state.done | ~available.any(axis=1) | (t + 1 >= max_steps)
-    if not never_terminate:
+    if not rules.never_terminate:
         missing = (batch.support & available).any(axis=1)
         done = done | (batch.support.any(axis=1) & ~missing)
-    if stop_action:
+    if rules.stop_action:
         done = done | (action == state.available.shape[1] - 1)
     return ChunksState(taken=taken, available=available, done=done)
 

@@ -20,7 +20,6 @@ from qrag_jax.algorithms.advantages import discounted_return
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batches
 from qrag_jax.data.sample import LazySamples, Sample
 from qrag_jax.data.tokens import TokenStore
-from qrag_jax.environments.chunks import with_stop
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, sampler
 from qrag_jax.feedback.rewards import Rewards, Unscored
 from qrag_jax.learners.two_towers import Feedback
@@ -72,8 +71,7 @@ def make_play(
 
     def play(params: Params, batch: EpisodeBatch) -> Episodes:
         chunks = batch.chunk_mask.shape[1]
-        if config.stop_action:
-            batch = with_stop(batch)
+        batch = actor.playable(batch)
         trajectory = rollout(actor, (params,), batch, Draws.greedy())
         # One look-up: the chunks that score highest for the question alone, best first.
         steps = min(config.max_steps, chunks)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from qrag_jax.algorithms.advantages import ends_of, gae
 from qrag_jax.algorithms.two_towers import imitation_loss, needed_next, twin_loss
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.environments.chunks import NOT_TAKEN, with_stop
+from qrag_jax.environments.chunks import NOT_TAKEN
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.two_towers import (
     Feedback,
@@ -41,35 +41,23 @@ from qrag_jax.rollouts.experience import Played
 
 
 class States(NamedTuple):
-    """What a batch learns in; S states of each question. The first T follow the facts' own path.
+    """What a batch learns in; S states of each question. The first T follow the facts' own path."""
 
-    Attributes:
-        taken: `[B, S, T]`, passages in the order taken, `NOT_TAKEN` for steps to come.
-        valid: `[B, S]`, whether the state is learned in. No state of a question is there twice.
-        available: `[B, S, C]`, passages that may be taken.
-        needed: `[B, S, C]`, those that should be; of a state that needs none, STOP.
-    """
-
-    taken: jax.Array
+    taken: jax.Array  # `[B, S, T]`, passages in the order taken, `NOT_TAKEN` for steps to come
+    # `[B, S]`, whether the state is learned in. No state of a question is there twice.
     valid: jax.Array
-    available: jax.Array
-    needed: jax.Array
+    available: jax.Array  # `[B, S, C]`, passages that may be taken
+    needed: jax.Array  # `[B, S, C]`, those that should be; of a state that needs none, STOP
 
 
 @dataclasses.dataclass(frozen=True)
 class ImitationGradient:
-    """The gradient of the SUMMED loss of a batch, with the sums to divide by.
-
-    Attributes:
-        config: of the stage.
-        pqn: γ of the returns, and the usual temperature.
-        feedback: gives the rewards on the facts' own path.
-    """
+    """The gradient of the SUMMED loss of a batch, with the sums to divide by."""
 
     actor: Actor
-    config: ImitateConfig
-    pqn: PQNConfig
-    feedback: Feedback
+    config: ImitateConfig  # of the stage
+    pqn: PQNConfig  # γ of the returns, and the usual temperature
+    feedback: Feedback  # gives the rewards on the facts' own path
 
     def __call__(
         self, towers: Towers, batch: EpisodeBatch, draws: Draws, dropout_key: jax.Array | None
@@ -80,8 +68,7 @@ class ImitationGradient:
             draws: its keys order facts whose order is not known.
         """
         actor, encoder, blocks = self.actor, self.actor.encoder, self.actor.block_shapes.gradients
-        if actor.config.stop_action:
-            batch = with_stop(batch)
+        batch = actor.playable(batch)
         params = with_dropout(towers.online, dropout_key)
         states = self.states(params, batch, draws)
         where = positions_of(actor.config, batch, draws.keys)

@@ -43,38 +43,26 @@ _NO_TOKENS = TokenCount(*jnp.zeros(2))  # of sums to which they are added later
 
 
 class Searches(NamedTuple):
-    """What is learned from each search; `[N, T, …]`, or of rows `[R, …]`.
+    """What is learned from each search; `[N, T, …]`, or of rows `[R, …]`."""
 
-    Attributes:
-        pool, present, actions: as in `HopBatch`.
-        targets: what it is learned with; the old log-probabilities are those of the draw.
-    """
-
+    # These three as in `HopBatch`
     pool: jax.Array
     present: jax.Array
     actions: jax.Array
-    targets: PerAction
+    targets: PerAction  # what it is learned with; the old log-probabilities are those of the draw
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QueryEncoder(PolicyLearner):
-    """A query encoder, or adapters on a frozen base, and how it learns.
+    """A query encoder, or adapters on a frozen base, and how it learns."""
 
-    Attributes:
-        encoder: maps rows of tokens to embeddings.
-        blocks: how rows are packed.
-        config: GRPO or PPO.
-        tau: τ, the policy's temperature.
-        weights: of the episode's rewards `[E]` and of a search's rewards `[H]`.
-        is_fresh: the weights that acted are those that learn, so that a batch's first ratio is
-            exactly 1.
-    """
-
-    encoder: TextEncoder
-    blocks: Blocks
+    encoder: TextEncoder  # maps rows of tokens to embeddings
+    blocks: Blocks  # how rows are packed
     config: SearchGRPOConfig | PPOConfig
-    tau: float
+    tau: float  # τ, the policy's temperature
+    # of the episode's rewards `[E]` and of a search's rewards `[H]`
     weights: tuple[tuple[float, ...], tuple[float, ...]]
+    # the weights that acted are those that learn, so that a batch's first ratio is exactly 1
     is_fresh: bool = True
 
     def __post_init__(self) -> None:
@@ -82,7 +70,7 @@ class QueryEncoder(PolicyLearner):
 
     def gradient(self, learned: Critic, base: Params | None, part: Any) -> tuple[Critic, Sums]:
         """See `PolicyLearner`; a part is `TokenRows` and `Searches`."""
-        rows, searches = _flat(part[0]), jax.tree.map(_flattened, part[1])
+        rows, searches = part[0].flat, jax.tree.map(_flattened, part[1])
         head, whole = learned[1:], merge(learned.tower, base)
 
         def total(embedded: jax.Array, head: Any, searches: Searches) -> jax.Array:
@@ -102,7 +90,7 @@ class QueryEncoder(PolicyLearner):
         self, by: Critic, base: Params | None, rows: TokenRows, searches: Searches
     ) -> jax.Array:
         """Log-probabilities `[N, T]`, or a critic's values: 0 where there was no search."""
-        flat, whole = _flat(rows), self.encoder.alone(merge(by.tower, base))
+        flat, whole = rows.flat, self.encoder.alone(merge(by.tower, base))
         embedded, _ = embed_rows(self.encoder, self.blocks, whole, flat)
         if by.weights is None:
             found = self._scores(embedded, jax.tree.map(_flattened, searches)).log_probs
@@ -134,11 +122,6 @@ class QueryEncoder(PolicyLearner):
 
 def _valued(embedded: jax.Array, critic: Critic) -> jax.Array:
     return jnp.einsum("rd,d->r", embedded, critic.weights, precision=EXACT) + critic.bias
-
-
-def _flat(rows: TokenRows) -> TokenRows:
-    """`[N, T, L]` and `[N, T]` → `[N·T, L]` and `[N·T]`."""
-    return TokenRows(rows.tokens.reshape(-1, rows.tokens.shape[-1]), rows.lengths.reshape(-1))
 
 
 def _flattened(leaf: jax.Array) -> jax.Array:

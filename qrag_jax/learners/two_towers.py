@@ -21,16 +21,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, PartitionSpec
+from jax.sharding import PartitionSpec
 
 from qrag_jax.algorithms.advantages import ends_of, gae
 from qrag_jax.algorithms.two_towers import alpha_at, pqn_loss
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.environments.chunks import with_stop
-from qrag_jax.learners import placement
 from qrag_jax.learners.config import PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
-from qrag_jax.learners.state import Parts, TrainState, dropout_key, episode_keys
+from qrag_jax.learners.state import TrainState, dropout_key, episode_keys
 from qrag_jax.learners.update import (
     REPLICATED,
     Learner,
@@ -51,10 +49,9 @@ from qrag_jax.models.compute.ragged import (
 )
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, Trajectory, replay, rollout
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
-from qrag_jax.runtime.mesh import BATCH_AXES, Rules
+from qrag_jax.runtime.mesh import BATCH_AXES
 
 PlayStep = Callable[..., Played]  # (state, batch, number of the batch), then a base if any
 _BY_EPISODE = PartitionSpec(BATCH_AXES)
@@ -91,9 +88,7 @@ class FusedGradient:
 
         With τ = 1 and no dropout the target towers are the online ones, and encode nothing.
         """
-        rollout_config = self.actor.config
-        if rollout_config.stop_action:
-            batch = with_stop(batch)
+        batch = self.actor.playable(batch)
         params = with_dropout(towers.online, dropout_key)
         target_params = with_dropout(towers.target, dropout_key, target=True)
         same = self.config.tau == 1 and dropout_key is None
@@ -102,16 +97,13 @@ class FusedGradient:
         rewards, valid = self.feedback(batch, trajectory), trajectory.valid
         target = lambda_returns(self.config, rewards, trajectory.values, valid)
         embeddings = (trajectory.state_embeddings, trajectory.chunk_embeddings)
-        last = rollout_config.last_position(batch.chunk_mask.shape[1])
+        last = self.actor.config.last_position(batch.chunk_mask.shape[1])
 
         def loss_of(states: jax.Array, chunks: jax.Array) -> jax.Array:
             return pqn_loss(states, rotate(chunks, trajectory.positions, last), target, valid)
 
         total, cotangents = jax.value_and_grad(loss_of, (0, 1))(*embeddings)
-        rows = tower_rows(
-            TokenRows(trajectory.state_tokens, trajectory.state_lengths),
-            TokenRows(trajectory.chunk_tokens, trajectory.chunk_lengths),
-        )
+        rows = tower_rows(trajectory.states, trajectory.chunks)
         gradient, used = pull_back_both(self.actor, params, rows, cotangents)
         tokens = TokenCount.total([trajectory.tokens, used])
         return gradient, sums_of(batch, trajectory, rewards, target, loss=total, tokens=tokens)
@@ -134,29 +126,24 @@ class ScoredGradient:
                 not used, because the play is over.
         """
         actor, config = self.actor, self.config
-        encoder, block_shapes, rollout_config = actor.encoder, actor.block_shapes, actor.config
-        batch = episodes.batch
-        if rollout_config.stop_action:
-            batch = with_stop(batch)
-        actions = episodes.played.actions
+        encoder, blocks = actor.encoder, actor.block_shapes.gradients
+        batch, actions = actor.playable(episodes.batch), episodes.played.actions
         target_params = with_dropout(towers.target, dropout_key, target=True)
         played = replay(actor, target_params, batch, draws, actions)
         valid = played.valid & episodes.scored
         rewards = jnp.where(valid, episodes.score, 0.0)
         target = lambda_returns(config, rewards, played.values, valid)
         params, goals = with_dropout(towers.online, dropout_key), target.reshape(-1)
-        flat, last = valid.reshape(-1), rollout_config.last_position(batch.chunk_mask.shape[1])
+        flat, last = valid.reshape(-1), actor.config.last_position(batch.chunk_mask.shape[1])
 
-        def rows(tokens: jax.Array, lengths: jax.Array) -> TokenRows:
-            lengths = jnp.where(flat, lengths.reshape(-1), 0)
-            return TokenRows(tokens.reshape(-1, tokens.shape[-1]), lengths)
-
-        chunk_rows = rows(played.chunk_tokens, played.chunk_lengths)
-        state_rows = rows(played.state_tokens, played.state_lengths)
+        state_rows, chunk_rows = (
+            rows._replace(lengths=jnp.where(valid, rows.lengths, 0)).flat
+            for rows in (played.states, played.chunks)
+        )
         # Chunks are embedded first. Then the cotangent of a state is known as soon as the state is
         # embedded, so states are encoded once, and only the chosen chunks twice.
         chunks, used_by_chunks = embed_rows(
-            encoder, block_shapes.gradients, encoder.tower(params, CHUNK), chunk_rows
+            encoder, blocks, encoder.tower(params, CHUNK), chunk_rows
         )
         chunks = chunks.reshape(*valid.shape, -1)
         rotated = rotate(chunks, played.positions, last).reshape(len(flat), -1)
@@ -166,7 +153,7 @@ class ScoredGradient:
 
         of_state_tower, states, used_by_states = embed_and_pull_back(
             encoder,
-            block_shapes.gradients,
+            blocks,
             of_tower(params, STATE),
             state_rows,
             of_states,
@@ -179,11 +166,7 @@ class ScoredGradient:
 
         total, cotangents = jax.value_and_grad(loss_of)(chunks)
         of_chunk_tower, used_again = pull_back(
-            encoder,
-            block_shapes.gradients,
-            of_tower(params, CHUNK),
-            chunk_rows,
-            cotangents.reshape(len(flat), -1),
+            encoder, blocks, of_tower(params, CHUNK), chunk_rows, cotangents.reshape(len(flat), -1)
         )
         gradient = jax.tree.map(lambda *towers: jnp.stack(towers), of_state_tower, of_chunk_tower)
         learned = played._replace(
@@ -307,14 +290,13 @@ def tower_rows(states: TokenRows, chunks: TokenRows) -> TokenRows:
     width = max(states.tokens.shape[-1], chunks.tokens.shape[-1])
     count = max(states.lengths.size, chunks.lengths.size)
 
-    def rows(tokens: jax.Array, lengths: jax.Array) -> tuple[jax.Array, jax.Array]:
-        tokens, lengths = tokens.reshape(-1, tokens.shape[-1]), lengths.reshape(-1)
+    def filled(rows: TokenRows) -> TokenRows:
+        tokens, lengths = rows.flat
         more = count - len(lengths)
         widened = jnp.pad(tokens, ((0, more), (0, width - tokens.shape[1])))
-        return widened, jnp.pad(lengths, (0, more))
+        return TokenRows(widened, jnp.pad(lengths, (0, more)))
 
-    pairs = zip(rows(*states), rows(*chunks), strict=True)
-    return TokenRows(*(jnp.stack(pair) for pair in pairs))
+    return jax.tree.map(lambda *both: jnp.stack(both), filled(states), filled(chunks))
 
 
 # ------------------------------------------------------------------------ learner, programs
@@ -322,55 +304,16 @@ def tower_rows(states: TokenRows, chunks: TokenRows) -> TokenRows:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TwoTowers(Learner):
-    """Two towers, or adapters on one frozen base, and how they learn.
+    """Two towers, or adapters on one frozen base, and how they learn."""
 
-    Attributes:
-        actor: plays; its encoder is that of the mesh.
-        config: constants of PQN.
-        peak: the highest learning rate.
-        accumulation: number of micro-batches in a step, on each device.
-    """
-
-    actor: Actor
-    config: PQNConfig
-    peak: float
-    accumulation: int = 1
+    actor: Actor  # plays; its encoder is that of the mesh
+    config: PQNConfig  # constants of PQN
+    peak: float  # the highest learning rate
+    accumulation: int = 1  # number of micro-batches in a step, on each device
 
     def __post_init__(self) -> None:
         # The encoder computes on the mesh, with the parts of parameters that lie there.
         object.__setattr__(self, "actor", self.actor.on(self.mesh))
-
-    @classmethod
-    def of(
-        cls,
-        mesh: Mesh,
-        actor: Actor,
-        loaded: LoadedEncoder,
-        rules: Rules,
-        *,
-        config: PQNConfig,
-        optimizer: OptimizerConfig,
-        accumulation: int = 1,
-        first: int = 0,
-    ) -> TwoTowers:
-        """The towers that start from a loaded encoder.
-
-        Args:
-            first: the step of the run with which their schedule begins.
-        """
-        parts = Parts(make_optimizer(optimizer), has_targets=True)
-        schedule = learning_rate_schedule(optimizer)
-        return cls(
-            mesh=mesh,
-            shardings=parts.shardings(mesh, rules, loaded.trained),
-            parts=parts,
-            actor=actor,
-            config=config,
-            schedule=lambda step: schedule(step - first),
-            peak=optimizer.learning_rate,
-            accumulation=accumulation,
-            base_shardings=placement.base_shardings(mesh, rules, loaded.base),
-        )
 
     def imitating(self, optimizer: OptimizerConfig) -> TwoTowers:
         """As they learn in a first stage, without targets of their own."""
@@ -487,9 +430,7 @@ def make_play_step(towers: TwoTowers) -> PlayStep:
         draws = towers.draws(state, number, batch.sample.shape[0])
         key = dropout_key(state) if towers.drops else None
         params = with_dropout(merge(state.params, base), key)
-        if actor.config.stop_action:
-            batch = with_stop(batch)
-        trajectory = rollout(actor, (params,), batch, draws)
+        trajectory = rollout(actor, (params,), actor.playable(batch), draws)
         return Played(trajectory.actions, trajectory.valid, trajectory.entropy)
 
     split = towers.on_mesh(_BY_EPISODE)

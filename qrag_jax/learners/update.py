@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +18,11 @@ import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.learners.optimizers import keep_unless, optimizer_step
-from qrag_jax.learners.placement import both, of_one_tower, place, shapes_on
+from qrag_jax.learners.placement import base_shardings, both, of_one_tower, place, shapes_on
 from qrag_jax.learners.state import Critic, Parts, TrainState
 from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.heads.embedding import Params
+from qrag_jax.models.pretrained import Loaded
 from qrag_jax.runtime.platform import compiler_options
 
 Metrics = dict[str, jax.Array]
@@ -31,19 +32,13 @@ Tree = TypeVar("Tree")
 
 
 class Sums(NamedTuple):
-    """Totals of a batch or of a part of it; those of parts add up to those of the whole (`added`).
+    """Totals of a batch or of a part of it; those of parts are `added` to those of the whole."""
 
-    Attributes:
-        loss: what the gradient is of.
-        tokens: that were computed.
-        means: by the name of a metric, its sum and the number that it is a mean over.
-        largest: by the name of a metric, its highest value.
-    """
-
-    loss: jax.Array
-    tokens: TokenCount
+    loss: jax.Array  # what the gradient is of
+    tokens: TokenCount  # that were computed
+    # by the name of a metric, its sum and the number that it is a mean over
     means: dict[str, tuple[jax.Array, jax.Array]]
-    largest: dict[str, jax.Array]
+    largest: dict[str, jax.Array]  # by the name of a metric, its highest value
 
     def metrics(self) -> Metrics:
         """The means, 0 where they are over nothing, and the highest values."""
@@ -56,22 +51,27 @@ class Sums(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Learner:
-    """A policy and how it learns; the kinds of policies add what they compute with.
-
-    Attributes:
-        shardings: where the training state lives (`Parts.shardings`).
-        parts: what the state is made of; its optimizers.
-        schedule: optimizer step → learning rate.
-        base_shardings: where the frozen base of adapters lives; None if all weights are trained.
-        config: constants of the algorithm.
-    """
+    """A policy and how it learns; the kinds of policies add what they compute with."""
 
     mesh: Mesh
-    shardings: TrainState
-    parts: Parts
-    schedule: optax.Schedule
+    shardings: TrainState  # where the training state lives (`Parts.shardings`)
+    parts: Parts  # what the state is made of; its optimizers
+    schedule: optax.Schedule  # optimizer step → learning rate
+    # where the frozen base of adapters lives; None if all weights are trained
     base_shardings: Params | None = None
-    config: Any = None
+    config: Any = None  # constants of the algorithm
+
+    @classmethod
+    def of(cls, mesh: Mesh, loaded: Loaded, parts: Parts, **further: Any) -> Self:
+        """The learner that starts from a loaded model; `further` are the other fields."""
+        rules = loaded.trunk.partition_rules()
+        return cls(
+            mesh=mesh,
+            shardings=parts.shardings(mesh, rules, loaded.trained),
+            parts=parts,
+            base_shardings=base_shardings(mesh, rules, loaded.base),
+            **further,
+        )
 
     def on_mesh(self, spec: PartitionSpec) -> NamedSharding:
         """The sharding of an array that is split so."""

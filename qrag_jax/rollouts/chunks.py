@@ -73,16 +73,9 @@ class Actor:
         most = self.config.max_chunk_tokens
         return TokenRows(*env.chunk_rows(batch, self.encoder, row_tokens=most))
 
-    def step(
-        self, state: env.ChunksState, batch: EpisodeBatch, action: jax.Array, t: jax.Array
-    ) -> env.ChunksState:
-        """Takes one action `[B]` at time t in every episode."""
-        config = self.config
-        return env.step(
-            *(state, batch, action, t),
-            never_terminate=config.never_terminate,
-            stop_action=config.stop_action,
-        )
+    def playable(self, batch: EpisodeBatch) -> EpisodeBatch:
+        """The batch as it is played: with STOP as one more chunk, if there is that action."""
+        return env.with_stop(batch) if self.config.stop_action else batch
 
 
 class Draws(NamedTuple):
@@ -106,11 +99,9 @@ class Trajectory(NamedTuple):
     first_q: jax.Array
     entropy: jax.Array  # `[B, T]`, of the acting policy, in nats
     values: jax.Array  # `[B, T]`, soft value of the state acted in, by the last parameter set
-    state_tokens: jax.Array  # `[B, T, L]`, the rows of the states, which the update encodes again
-    state_lengths: jax.Array  # `[B, T]`, their lengths, 0 where not valid
-    # `[B, T, W]`, the rows of the chunks taken, which the update encodes again
-    chunk_tokens: jax.Array
-    chunk_lengths: jax.Array  # `[B, T]`, their lengths, 0 where not valid
+    # What the update encodes again: tokens `[B, T, …]`, lengths `[B, T]`, 0 where not valid
+    states: TokenRows
+    chunks: TokenRows  # those taken
     state_embeddings: jax.Array  # `[B, T, D]`, online, of each state
     chunk_embeddings: jax.Array  # `[B, T, D]`, online, of each chunk taken, before rotation
     # `[B, T]`, position of the chunk taken, at which it was rotated for the policy
@@ -137,15 +128,15 @@ def rollout(
     def act(state: env.ChunksState, t: jax.Array) -> tuple[env.ChunksState, tuple]:
         tokens, lengths = actor.state_rows(batch, state.taken)
         valid = ~state.done
-        lengths = jnp.where(valid, lengths, 0)
-        states, used = _embedded(actor, STATE, towers[STATE], TokenRows(tokens, lengths))
+        state_rows = TokenRows(tokens, jnp.where(valid, lengths, 0))
+        states, used = _embedded(actor, STATE, towers[STATE], state_rows)
         position = where(state.taken)
         twin = soft_q.twin_q(states, rotate(chunks, position[None], last))  # [roles, B, C, 2]
         q = jnp.where(state.available, twin[0].sum(-1), soft_q.MASKED)
         log_policy = soft_q.log_policy(q, state.available, alpha, config.top_k_actions)
         log_policy = jnp.where(uniform, soft_q.log_uniform(state.available), log_policy)
         action = q.argmax(-1) if keys is None else _draw(keys, t, log_policy)
-        new_state = actor.step(state, batch, action, t)
+        new_state = env.step(state, batch, action, t, config)
         value = soft_q.soft_value(twin[-1], state.available, alpha, config.top_k_actions)
         step = {
             "actions": action,
@@ -154,8 +145,7 @@ def rollout(
             "q": jnp.where(valid, jnp.take_along_axis(q, action[:, None], 1)[:, 0], 0.0),
             "entropy": jnp.where(valid, soft_q.entropy(log_policy), 0.0),
             "values": jnp.where(valid, value, 0.0),
-            "state_tokens": tokens,
-            "state_lengths": lengths,
+            "states": state_rows,
             "state_embeddings": states[0],
             "positions": jnp.take_along_axis(position, action[:, None], 1)[:, 0],
         }
@@ -164,11 +154,11 @@ def rollout(
     _, (by_time, q, used_by_states) = jax.lax.scan(
         act, env.reset(batch, config.max_steps), jnp.arange(config.max_steps)
     )
-    steps = {name: jnp.moveaxis(leaf, 0, 1) for name, leaf in by_time.items()}
+    steps = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), by_time)
     actions = steps["actions"]
     return Trajectory(
         **steps,
-        **_taken_rows(rows, actions, steps["valid"]),
+        chunks=_taken_rows(rows, actions, steps["valid"]),
         first_q=q[0],
         chunk_embeddings=chunks[0][jnp.arange(len(actions))[:, None], actions],
         tokens=TokenCount.total([used_by_chunks, used_by_states]),
@@ -192,7 +182,7 @@ def replay(
     episodes, steps = actions.shape
 
     def act(state: env.ChunksState, t: jax.Array) -> tuple[env.ChunksState, tuple]:
-        new = actor.step(state, batch, actions[:, t], t)
+        new = env.step(state, batch, actions[:, t], t, config)
         return new, (state, new.done)
 
     start = env.reset(batch, config.max_steps)
@@ -203,8 +193,8 @@ def replay(
     tokens, lengths = jax.vmap(partial(actor.state_rows, batch))(states.taken)
     lengths = jnp.where(valid, lengths, 0)
     later = jnp.where(jnp.arange(steps)[:, None] > 0, lengths, 0)
-    flat = TokenRows(tokens.reshape(steps * episodes, -1), later.reshape(-1))
-    (embedded,), used_by_states = _embedded(actor, STATE, [encoder.tower(params, STATE)], flat)
+    rows, tower = TokenRows(tokens, later).flat, encoder.tower(params, STATE)
+    (embedded,), used_by_states = _embedded(actor, STATE, [tower], rows)
     tower = encoder.tower(params, CHUNK)
     rows, (chunks,), used_by_chunks = _embedded_chunks(actor, [tower], batch)
     where, last = positions_of(config, batch, keys), config.last_position(chunks.shape[1])
@@ -223,16 +213,16 @@ def replay(
         "valid": valid,
         "done": done,
         "values": jnp.where(later > 0, values, 0.0),
-        "state_tokens": tokens,
-        "state_lengths": lengths,
+        "states": TokenRows(tokens, lengths),
         "positions": positions,
     }
-    by_episode = {name: jnp.moveaxis(leaf, 0, 1) for name, leaf in by_time.items()}
-    unknown = ("q", "first_q", "entropy", "state_embeddings", "chunk_embeddings")
+    by_episode = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), by_time)
+    names = ("q", "first_q", "entropy", "state_embeddings", "chunk_embeddings")
+    unknown: dict[str, Any] = dict.fromkeys(names, jnp.zeros((episodes, 0)))
     return Trajectory(
         **by_episode,
-        **_taken_rows(rows, actions, by_episode["valid"]),
-        **dict.fromkeys(unknown, jnp.zeros((episodes, 0))),
+        chunks=_taken_rows(rows, actions, by_episode["valid"]),
+        **unknown,
         actions=actions,
         tokens=TokenCount.total([used_by_states, used_by_chunks]),
     )
@@ -254,17 +244,15 @@ def _embedded_chunks(
 ) -> tuple[TokenRows, jax.Array, TokenCount]:
     """The rows of all chunks, and their embeddings `[roles, B, C, D]`."""
     rows = actor.chunk_rows(batch)
-    episodes, chunks, width = rows.tokens.shape
-    flat = TokenRows(rows.tokens.reshape(-1, width), rows.lengths.reshape(-1))
-    embedded, used = _embedded(actor, CHUNK, roles, flat)
-    return rows, embedded.reshape(-1, episodes, chunks, actor.encoder.width), used
+    embedded, used = _embedded(actor, CHUNK, roles, rows.flat)
+    return rows, embedded.reshape(-1, *rows.lengths.shape, actor.encoder.width), used
 
 
-def _taken_rows(chunks: TokenRows, actions: jax.Array, valid: jax.Array) -> dict[str, jax.Array]:
+def _taken_rows(chunks: TokenRows, actions: jax.Array, valid: jax.Array) -> TokenRows:
     """The rows of the chunks taken."""
     episodes = jnp.arange(len(actions))[:, None]
     lengths = jnp.where(valid, chunks.lengths[episodes, actions], 0)
-    return {"chunk_tokens": chunks.tokens[episodes, actions], "chunk_lengths": lengths}
+    return TokenRows(chunks.tokens[episodes, actions], lengths)
 
 
 def positions_of(

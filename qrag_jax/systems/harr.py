@@ -189,21 +189,19 @@ class Harr:
     def learner(self) -> QueryEncoder:
         """The query encoder, from which all programs are built."""
         config, loaded = self.config, self.inputs.encoder
-        rules = loaded.trunk.partition_rules()
         longest, platform = self.rows.max_tokens, Platform.of(self.mesh)
         weights = config.reward.rewards.weights
         of_episode, of_hop = (tuple(weights[name] for name in names) for names in self._rewards)
-        return QueryEncoder(
-            mesh=self.mesh,
-            shardings=self._parts.shardings(self.mesh, rules, loaded.trained),
+        return QueryEncoder.of(
+            self.mesh,
+            loaded,
+            self._parts,
             encoder=loaded.encoder,
             blocks=choose_row_blocks(config.encoder, longest, platform),
             config=config.rule,
             tau=config.policy.tau,
             weights=(of_episode, of_hop),
-            parts=self._parts,
             schedule=learning_rate_schedule(config.optimizer),
-            base_shardings=placement.base_shardings(self.mesh, rules, loaded.base),
             is_fresh=not config.agent.staleness,
         )
 

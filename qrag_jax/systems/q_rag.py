@@ -27,7 +27,8 @@ from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, NEEDED, fact_
 from qrag_jax.feedback.rewards import DeferredReward, ModelReward, OwnReward, Rewards, open_own
 from qrag_jax.learners import two_towers
 from qrag_jax.learners.imitation import ImitationGradient
-from qrag_jax.learners.state import TrainState
+from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.two_towers import FusedGradient, ScoredGradient
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.first_encoder import check_origin, prepare_encoder
@@ -229,15 +230,16 @@ class QRag:
             stores,
             platform=Platform.of(self.mesh),
         )
+        schedule = learning_rate_schedule(config.optimizer)
         return two_towers.TwoTowers.of(
             self.mesh,
-            Actor(encoder, shapes, config.rollout),
             loaded,
-            loaded.trunk.partition_rules(),
+            Parts(make_optimizer(config.optimizer), has_targets=True),
+            actor=Actor(encoder, shapes, config.rollout),
             config=config.pqn,
-            optimizer=config.optimizer,
+            schedule=lambda step: schedule(step - config.imitated),
+            peak=config.optimizer.learning_rate,
             accumulation=config.train.accumulation,
-            first=config.imitated,
         )
 
     @cached_property

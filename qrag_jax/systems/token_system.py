@@ -273,7 +273,6 @@ class TokenSystem(abc.ABC, Generic[Config]):
         *,
         optimizer: OptimizerConfig,
         step_of: Callable[[Any], Any],
-        make_update: Callable[[TokenPolicy[Any]], Any] = make_token_update,
         keeps_reference: bool = False,
         critic_optimizer: Any = None,
         rests_until: int = 0,
@@ -283,31 +282,28 @@ class TokenSystem(abc.ABC, Generic[Config]):
         Args:
             step_of: optimizer step of the run → that of the stage, on which the learning rate
                 depends.
-            make_update: makes the jitted update of a policy.
             critic_optimizer: None: there is no critic.
             rests_until: the step of the run before which the critic learns alone.
         """
-        config, mesh, model = self.config, self.mesh, self.inputs.model
-        width = model.model.trunk.config.hidden_size
+        config, model = self.config, self.inputs.model
+        width = model.trunk.config.hidden_size
         parts = Parts(make_optimizer(optimizer), critic_optimizer, keeps_reference, width)
-        trunk, partition = model.model.trunk, model.trunk.partition_rules()
         # Rewards teach the policy that sampled; what is imitated or preferred, the model itself.
         by_rewards = isinstance(algorithm, TokenGRPOConfig | TokenPPOConfig)
         temperature = config.sampling.temperature if by_rewards else 1.0
         rate = learning_rate_schedule(optimizer)
-        policy: TokenPolicy[Any] = TokenPolicy(
-            mesh=mesh,
-            shardings=parts.shardings(mesh, partition, model.trained),
-            trunk=trunk,
-            vocabulary=Vocabulary(temperature, products=trunk.precision.products),
+        policy: TokenPolicy[Any] = TokenPolicy.of(
+            self.mesh,
+            model,
+            parts,
+            trunk=model.trunk,
+            vocabulary=Vocabulary(temperature, products=model.trunk.precision.products),
             config=algorithm,
-            parts=parts,
             schedule=lambda step: rate(step_of(step)),
-            base_shardings=placement.base_shardings(mesh, partition, model.base),
             lora_scale=model.model.lora_scale,
             rests_until=rests_until,
         )
-        return Stage(plan, policy, make_update(policy))
+        return Stage(plan, policy, make_token_update(policy))
 
     def first_state(self) -> TrainState:
         return self.stages[0].policy.first_state(self.inputs.model.trained, self.config.seed)

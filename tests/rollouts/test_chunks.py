@@ -75,8 +75,8 @@ def check(found: Trajectory, expected: list[reference.Episode], steps: int) -> N
             values = getattr(found, name)[b]
             np.testing.assert_allclose(values[:count], getattr(episode, name), atol=2e-5)
             np.testing.assert_array_equal(values[count:], 0)
-        np.testing.assert_array_equal(found.state_lengths[b, count:], 0)
-        np.testing.assert_array_equal(found.chunk_lengths[b, count:], 0)
+        np.testing.assert_array_equal(found.states.lengths[b, count:], 0)
+        np.testing.assert_array_equal(found.chunks.lengths[b, count:], 0)
         chunks = 0 if episode.first_q is None else len(episode.first_q)
         if chunks:
             np.testing.assert_allclose(found.first_q[b, :chunks], episode.first_q, atol=2e-5)
@@ -97,7 +97,7 @@ def test_greedy(params) -> None:
     }
     assert len(texts) < BATCH.chunk_mask.sum()  # some occur twice
     states = [
-        unique_tokens(found.state_tokens[:, t], found.state_lengths[:, t])
+        unique_tokens(found.states.tokens[:, t], found.states.lengths[:, t])
         for t in range(CONFIG.max_steps)
     ]
     assert float(found.tokens.real) == 2 * (sum(len(text) + 2 for text in texts) + sum(states))

@@ -84,6 +84,11 @@ class TokenRows(NamedTuple):
     tokens: jax.Array
     lengths: jax.Array
 
+    @property
+    def flat(self) -> TokenRows:
+        """Rows on several axes, `[…, L]` and `[…]`, on one."""
+        return TokenRows(self.tokens.reshape(-1, self.tokens.shape[-1]), self.lengths.reshape(-1))
+
 
 class _OfDevice(NamedTuple):
     """The rows of one device, in the order by length."""
