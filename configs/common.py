@@ -101,10 +101,22 @@ def contriever(config: ConfigDict) -> None:
 
 def contriever_constants(config: ConfigDict) -> None:
     """Those of Q-RAG's runs with Contriever (its configs/algo/pqn.yaml)."""
-    config.policy.alpha = 0.01
-    config.pqn.update(lambda_=0.65, tau=0.1)
+    constants(config, alpha=0.01, lambda_=0.65, rate=5e-5, decay=0.01, final=0.0)
+    config.pqn.tau = 0.1
+
+
+def constants(
+    config: ConfigDict, *, alpha: float, lambda_: float, rate: float, decay: float, final: float
+) -> None:
+    """The temperature, λ and the optimizer of a run, whose learning rate falls by a line.
+
+    Args:
+        rate, decay: peak of the learning rate, and weight decay.
+        final: share of the peak with which it ends.
+    """
+    config.policy.alpha, config.pqn.lambda_ = alpha, lambda_
     config.optimizer.update(
-        learning_rate=5e-5, weight_decay=0.01, schedule="linear", final_ratio=0.0
+        learning_rate=rate, weight_decay=decay, schedule="linear", final_ratio=final
     )
 
 
@@ -125,11 +137,7 @@ def gte(config: ConfigDict) -> None:
     """
     config.encoder.path = "Alibaba-NLP/gte-multilingual-base"
     config.encoder.update(pooling="cls", normalise=True, scale=1.0)
-    config.policy.alpha = 0.005
-    config.pqn.lambda_ = 0.6
-    config.optimizer.update(
-        learning_rate=5e-6, weight_decay=0.001, schedule="linear", final_ratio=0.1
-    )
+    constants(config, alpha=0.005, lambda_=0.6, rate=5e-6, decay=0.001, final=0.1)
     config.train.update(steps=70_000, batch_size=_questions(32, config), accumulation=2)
 
 
@@ -147,11 +155,7 @@ def qwen3(config: ConfigDict) -> None:
         "needed next\nQuery:"
     )
     config.encoder.lora.update(rank=32, alpha=64.0)
-    config.policy.alpha = 0.005
-    config.pqn.lambda_ = 0.65
-    config.optimizer.update(
-        learning_rate=5e-5, weight_decay=0.01, schedule="linear", final_ratio=0.0
-    )
+    constants(config, alpha=0.005, lambda_=0.65, rate=5e-5, decay=0.01, final=0.0)
     config.train.update(steps=50_000, batch_size=_questions(128, config), accumulation=2)
 
 

@@ -21,8 +21,6 @@ def get_config(arg: str = ""):
     config.data.mixture = "size"
     config.data.max_chunk_tokens_in_state = 110
     config.env.max_steps = 4
-    config.policy.alpha = 0.005
-    config.pqn.lambda_ = 0.6
-    config.optimizer.update(learning_rate=5e-6, weight_decay=1e-3, schedule="linear")
+    common.constants(config, alpha=0.005, lambda_=0.6, rate=5e-6, decay=1e-3, final=0.1)
     config.train.update(steps=70_000, batch_size=8, accumulation=2)
     return common.variant(config, arg, {"": (), "wiki": (), "tiny": (common.tiny,)})

@@ -127,11 +127,8 @@ def e5_hotpotqa() -> ConfigDict:
     config.env.max_steps = 2
     config.reward.penalize_extra_steps = False
     lengths(config, 220, 128)
-    config.policy.alpha = 0.05
-    config.pqn.update(lambda_=0.5, tau=0.02)
-    config.optimizer.update(
-        learning_rate=1.5e-5, weight_decay=5e-4, schedule="quarter_cosine", final_ratio=0.1
-    )
+    common.constants(config, alpha=0.05, lambda_=0.5, rate=1.5e-5, decay=5e-4, final=0.1)
+    config.optimizer.schedule = "quarter_cosine"
     updates(config, micro=12, accumulation=8, steps=10_000, every=100)
     return config
 
@@ -143,11 +140,7 @@ def e5_musique() -> ConfigDict:
     config.env.max_steps = 4
     config.reward.penalize_extra_steps = False
     lengths(config, 110, 128)
-    config.policy.alpha = 0.005
-    config.pqn.update(lambda_=0.6, tau=0.02)
-    config.optimizer.update(
-        learning_rate=1e-5, weight_decay=1e-3, schedule="linear", final_ratio=0.1
-    )
+    common.constants(config, alpha=0.005, lambda_=0.6, rate=1e-5, decay=1e-3, final=0.1)
     updates(config, micro=12, accumulation=8, steps=10_000, every=100)
     return config
 
@@ -157,11 +150,7 @@ def qwen3_babilong() -> ConfigDict:
     config = base("babilong")
     config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
     config.encoder.update(pooling="last", normalise=True, scale=1.0)
-    config.policy.alpha = 0.005
-    config.pqn.update(lambda_=0.65, tau=0.02)
-    config.optimizer.update(
-        learning_rate=5e-5, weight_decay=0.01, schedule="linear", final_ratio=0.0
-    )
+    common.constants(config, alpha=0.005, lambda_=0.65, rate=5e-5, decay=0.01, final=0.0)
     babilong(config, special=1)  # its tokenizer adds a special token only at the end
     return config
 
@@ -178,11 +167,7 @@ def gte_hotpotqa_musique(*more: str) -> ConfigDict:
     config.data.mixture = "size"
     config.env.max_steps = 6
     lengths(config, 512, 256)
-    config.policy.alpha = 0.005
-    config.pqn.update(lambda_=0.6, tau=0.02)
-    config.optimizer.update(
-        learning_rate=5e-6, weight_decay=1e-3, schedule="linear", final_ratio=0.1
-    )
+    common.constants(config, alpha=0.005, lambda_=0.6, rate=5e-6, decay=1e-3, final=0.1)
     updates(config, micro=16, accumulation=2, steps=70_000, every=100)
     return config
 

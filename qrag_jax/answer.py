@@ -287,7 +287,7 @@ def answer(
         return generation.request(fitted.messages, generation.reads_answer), read
 
     todo = [question for question in asked if question.id not in known]
-    new, misses = _ask(submit, todo, ask, logs.ANSWERS, out, batch)
+    new, misses = _ask(submit, todo, ask, logs.ANSWERS, out, batch=batch)
     return rows + new, misses
 
 
@@ -311,7 +311,7 @@ def judge(
         return asking.judge_request(prompt, row.question, golds, row.prediction, generation), read
 
     todo = [row for row in rows if row.id not in verdicts]
-    new, misses = _ask(submit, todo, ask, logs.VERDICTS, out, batch)
+    new, misses = _ask(submit, todo, ask, logs.VERDICTS, out, batch=batch)
     return verdicts | {each.id: each.right for each in new}, misses
 
 
@@ -321,6 +321,7 @@ def _ask(
     ask: Callable[[Any], tuple[ChatRequest | Failure, Read]],
     log: row_log.RowLog,
     out: Path,
+    *,
     batch: int,
 ) -> tuple[list[Any], list[logs.Miss]]:
     """The rows of the items, each batch of which is written as it comes; and what has none.

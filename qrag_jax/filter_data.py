@@ -10,7 +10,6 @@ again to go on after a stop.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -85,7 +84,7 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
         check_trained(workdir)
     free = (*HarrConfig.FREE_FIELDS, *_OF_TRAINING)
     fields = {n: v for n, v in flat(raw.to_dict()).items() if not n.startswith(free)}
-    settings: dict[str, Any] = {"config": json.loads(json.dumps(fields)), "rollouts": count}
+    settings: dict[str, Any] = {"config": fields, "rollouts": count}
     if RESTART.value:
         log.unlink(missing_ok=True)
     others = refuse_other(log, settings)  # before anything is computed
@@ -105,13 +104,13 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
         settings |= {
             "data": inputs.data,
             "weights": encoder_key((params, inputs.encoder.stored), {}),
-            "answers depend on": json.loads(json.dumps(system.provenance)),
+            "answers depend on": system.provenance,
         }
         kept = REWARDS.read_partial(log)
         if (rows := [judged(row, least_std) for row in kept]) != kept:
             REWARDS.rewrite(log, rows)
 
-        def play(params: Any, part: Sequence[Gold], first: int) -> list[RewardRow]:
+        def play(part: Sequence[Gold], first: int) -> list[RewardRow]:
             played = system.play(params, system.starts(part, count, _FILTERED, first), stop)
             scores = iter(system.scores([g for g in part for _ in range(count)], played, stop))
             total, rows = config.reward.rewards.total, list[RewardRow]()
@@ -127,9 +126,7 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
             lambda row, gold: (row.id, row.question) == (gold.id, gold.question),
             max(1, AT_ONCE // count),
         )
-        asked.into(
-            log, Way(log.stem, "rewards", play, lambda: params), settings, stop, restart=False
-        )
+        asked.into(log, Way(log.stem, "rewards", play, settings), stop, restart=False)
 
 
 if __name__ == "__main__":

@@ -88,7 +88,7 @@ def main() -> int:
         out = file or folder / "predictions" / f"{weights.name}{ending}.jsonl"
         how: Any = {"restart": RESTART.value}
         way, asked = player.way(weights), player.questions
-        status = resumable(lambda: asked.into(out, way, {}, player.stop, **how), str(out))
+        status = resumable(lambda: asked.into(out, way, player.stop, **how), str(out))
     if status:
         return status
     count = len(asked.asked)

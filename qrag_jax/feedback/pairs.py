@@ -106,8 +106,6 @@ _CUT = 6  # passages of the recall that is alike at all hops
 
 @dataclasses.dataclass(frozen=True)
 class QueryRewardConfig:
-    """Section `reward`: what a query is worth."""
-
     # Of the pool: ap (over all gold pages), ap_min (over those that it can hold) or recall
     measure: Annotated[str, one_of(MEASURES)] = AP
 

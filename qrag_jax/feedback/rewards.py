@@ -6,7 +6,6 @@ out and counted. What a language model's answers are worth is in `feedback.llm`.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import itertools
@@ -25,7 +24,7 @@ from qrag_jax.feedback.facts import FactReward
 from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES
 from qrag_jax.metrics.bootstrap import causes_text
 from qrag_jax.runtime import hosts, own_code
-from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
+from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal, wait_for
 from qrag_jax.runtime.own_code import OwnCode
 
 LAZY_SAMPLES = 20  # of a lazy data set, checked before any is played
@@ -260,9 +259,8 @@ class Rewards:
         watch = Watch(stop, self.lost)
 
         def arrived() -> list[EpisodeRewards | Unscored]:
-            while not concurrent.futures.wait([asked.future], LOOK_EVERY).done:
-                watch.check()
-            left, threshold = iter(asked.future.result()), self.settings.completion_threshold
+            left = iter(wait_for(asked.future, watch.check))
+            threshold = self.settings.completion_threshold
             return [
                 episode_rewards([*itertools.islice(left, count)], steps, threshold, self.ends)
                 for steps, count in zip(asked.steps, asked.counts, strict=True)

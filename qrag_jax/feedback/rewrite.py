@@ -78,8 +78,6 @@ TIERS: Mapping[str, tuple[str, _Tier]] = {  # with the measure of each
 
 @dataclasses.dataclass(frozen=True)
 class RewriteRewardConfig:
-    """Section `reward`: what a rewritten query is worth."""
-
     # Of what the query finds: ndcg, recall, rr (1 / place of the first relevant document) or
     # answer_rank (1 / place of the first document that has an answer in it)
     measure: Annotated[str, one_of(MEASURES)] = NDCG

@@ -10,7 +10,6 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
 import time
 from collections import deque
@@ -28,7 +27,7 @@ from qrag_jax.data.sample import Sample, drawn
 from qrag_jax.errors import FeedbackLost
 from qrag_jax.feedback.rewards import Asked, EpisodeRewards, Rewards, Unscored
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.interrupt import LOOK_EVERY, Stopped, StopSignal
+from qrag_jax.runtime.interrupt import Stopped, StopSignal, wait_for
 from qrag_jax.runtime.mesh import replicate, shard_batch
 
 
@@ -419,8 +418,6 @@ class AgentExperience:
             while (step := number + len(self._flying)) <= last:
                 own = self._order(self._batches + step - number).numbers.tolist()
                 self._flying.append(self._thread.submit(playing.play, params, own, step, stop))
-        while not concurrent.futures.wait([self._flying[0]], LOOK_EVERY).done:
-            stop.check()
-        episodes = self._flying[0].result()
+        episodes = wait_for(self._flying[0], stop.check)
         self._flying.popleft()
         return episodes

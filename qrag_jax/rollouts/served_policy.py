@@ -18,7 +18,7 @@ import hashlib
 import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -51,7 +51,7 @@ from qrag_jax.rollouts.trajectories import (
     SampleRequest,
     SamplingConfig,
 )
-from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
+from qrag_jax.runtime.interrupt import StopSignal, wait_for
 from qrag_jax.runtime.run import log
 
 if TYPE_CHECKING:  # runs without a server do not need it
@@ -286,9 +286,7 @@ class ServedPolicy:
         ]
         turns = list[Sampled]()
         for future in sampler.submit(requests):
-            while not wait([future], LOOK_EVERY / 10).done:
-                watch.check()
-            found = future.result()
+            found = wait_for(future, watch.check)
             if isinstance(found, Failure):
                 why = found.message.rstrip(".")
                 raise InputError(f"the server cannot sample for training: {why}.")

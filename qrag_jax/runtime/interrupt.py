@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import signal
+from collections.abc import Callable
 from types import FrameType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 LOOK_EVERY = 0.1  # seconds between looks for a signal to stop
+
+T = TypeVar("T")
 
 
 class Stopped(Exception):
@@ -56,3 +60,10 @@ class StopSignal:
 
     def _hear(self, number: int) -> None:
         self.requested, self.name = True, self.name or signal.Signals(number).name
+
+
+def wait_for(future: concurrent.futures.Future[T], check: Callable[[], object]) -> T:
+    """The result of a future; until it is there, `check` is called, which may raise."""
+    while not concurrent.futures.wait([future], LOOK_EVERY).done:
+        check()
+    return future.result()

@@ -7,6 +7,7 @@ read" by `train --help`.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -96,6 +97,14 @@ class SystemConfig:
         if run.has_begun:
             saved = load_config(run.config_path)
             run.check_config(saved, raw, cls.FREE_FIELDS, cls.PATHS)
+
+
+def refuse(config: Any, *rules: tuple[Any, str, str]) -> None:
+    """Refuses a config by the first broken rule: (broken, field, why and what to do)."""
+    for broken, field, why in rules:
+        if broken:
+            value = functools.reduce(getattr, field.split("."), config)
+            raise InputError(f"config.{field} is {value!r}, {why}.")
 
 
 def load_config(path: Path) -> ConfigDict:

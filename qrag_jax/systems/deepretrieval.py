@@ -48,7 +48,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.bootstrap import columns_of, means, score_table
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
-from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing
+from qrag_jax.rollouts.experience import AgentExperience, Experience
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Episode, Talk, facts_of
 from qrag_jax.rollouts.trajectories import TokenTrajectory
@@ -57,8 +57,9 @@ from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.systems import deepretrieval_inputs, scoring, token_system
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
-from qrag_jax.systems.deepretrieval_inputs import load_inputs
+from qrag_jax.systems.deepretrieval_inputs import listed_inputs, load_inputs
 from qrag_jax.systems.search import OWN, Collections
+from qrag_jax.systems.token_system import starts_of
 
 Found = tuple[Document, ...] | Failure
 
@@ -68,19 +69,10 @@ class GuardedExperience(AgentExperience):
 
     ended = ""  # why the training ends before its next update; "": it goes on
 
-    def __init__(
-        self,
-        order: Any,
-        playing: Playing,
-        counts: Any,
-        guards: rewrite.GuardsConfig,
-        *,
-        position: Any = None,
-        pending: Sequence[Any] = (),
-    ) -> None:
+    def __init__(self, guards: rewrite.GuardsConfig, position: Any, *how: Any, **more: Any) -> None:
         position = position or {"batches": 0, "guard": {}}
         self._guards, self._beyond = guards, Counter[str](position["guard"])
-        super().__init__(order, playing, counts, position["batches"], pending=pending)
+        super().__init__(*how, position["batches"], **more)
 
     def look(self, metrics: Mapping[str, float]) -> None:
         warning = rewrite.beyond_limits(self._guards, self._beyond, metrics)
@@ -126,15 +118,10 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         self.check_server(stop)
-        self._experience = GuardedExperience(
-            self.questions,
-            self._playing(),
-            self.counted,
-            self.config.guards,
-            position=run.progress.batches,
-            pending=run.progress.pending,
-        )
-        return self._experience
+        done, how = run.progress, (self.questions, self._playing(), self.counted)
+        guarded = GuardedExperience(self.config.guards, done.batches, *how, pending=done.pending)
+        self._experience = guarded
+        return guarded
 
     def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
         """See `System`; guards look at the metrics."""
@@ -159,7 +146,8 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
         members, tasks = self.config.rule.members, [self.inputs.train[n] for n in numbers]
-        episodes = self.play(weights, self.starts(tasks, members, step), stop, turn=self.turn)
+        starts = starts_of(tasks, self.keys(step, len(tasks), members))
+        episodes = self.play(weights, starts, stop, turn=self.turn)
         originals = self.measures(tasks, self.patience(stop, Failure))
         places = [divmod(place, members) for place in range(len(episodes))]
         return [
@@ -247,7 +235,7 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
         """
         config, speech = self.config, self.inputs.speech
         agent, greedy = deepretrieval_inputs.agent_of(config, config.eval.depth), config.eval.greedy
-        starts = self.starts(tasks, 1, stream)
+        starts = starts_of(tasks, self.keys(stream, len(tasks), 1))
         episodes = self.play(params, starts, stop, greedy=greedy, agent=agent)
         form = config.writing.kind.form
         return [played_row(*each, speech, form) for each in zip(tasks, episodes, strict=True)]
@@ -282,6 +270,7 @@ before_devices, check = RewriteConfig.before_devices, RewriteConfig.of
 RUNS, QRELS = "trec", "qrels.txt"
 OF_QUERIES = ("queries.", "search.")
 POOLED = "all collections"
+_BY_RULE = ("original", "content_words")  # logs of queries that no model writes
 # Sections of the config that the play of given weights depends on.
 _OF_PLAY = ("model", "writing", "sampling", "seed")
 
@@ -295,28 +284,25 @@ def score_rewriter(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions
     search = out / deepretrieval_inputs.SEARCH if others else None
     with open_rewriter(raw, workdir, search=search, scores=True) as rewriter:
         ways, config = _ways(rewriter, options.checkpoint), rewriter.system.config
-        found, notes = rewriter.questions.played(
-            out, ways, {}, rewriter.stop, restart=options.restart
-        )
-    tasks, main = rewriter.questions.asked, found[0][0].label
-    rows = {way: REWRITES.read(log) for way, log in found}
-    notes += _write_runs(out / RUNS, tasks, {way.name: own for way, own in rows.items()})
-    summary, text = _compared(
-        tasks, {way.label: own for way, own in rows.items()}, main, config.eval.measures
-    )
-    shapes = {way.label: shape_of_rows(tasks, own) for way, own in rows.items() if way.by_model}
+        found, notes = rewriter.questions.played(out, ways, rewriter.stop, restart=options.restart)
+    tasks, main = rewriter.questions.asked, found[0][0]
+    rows = {label: REWRITES.read(log) for label, log in found}
+    notes += _write_runs(out / RUNS, tasks, {log.stem: rows[label] for label, log in found})
+    summary, text = _compared(tasks, rows, main, config.eval.measures)
+    by_model = [label for label, log in found if log.stem not in _BY_RULE]
+    shapes = {label: shape_of_rows(tasks, rows[label]) for label in by_model}
     text += ["what the models write:", *shape_lines(shapes), ""]
     about = {"main": main, "best_by": config.eval.best_by, "shapes": shapes, "notes": notes}
     return scoring.end_scoring(out, raw, summary | about, text)
 
 
-def _ways(rewriter: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way[RewriteRow]]:
+def _ways(rewriter: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way]:
     """All ways to write these queries, the run's own first."""
     yield from map(rewriter.way, rewriter.ways(checkpoint))
     system, config = rewriter.system, rewriter.system.config
 
-    def written(name: str, label: str, write: Callable[[str], str]) -> scoring.Way[RewriteRow]:
-        def play(_: Any, tasks: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
+    def written(name: str, label: str, write: Callable[[str], str]) -> scoring.Way:
+        def play(tasks: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
             queries = [write(task.question) for task in tasks]
             found = system.searched(tasks, config.eval.depth, queries)
             failed = [each for each in found if isinstance(each, Failure)]
@@ -329,12 +315,14 @@ def _ways(rewriter: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way[
                 )
             return [searched_row(*each) for each in zip(tasks, queries, found, strict=True)]
 
-        return scoring.Way(name, label, play, record=rewriter.record, by_model=False)
+        return scoring.Way(name, label, play, rewriter.record)
 
-    yield written("original", "original query", str)
+    original, by_words = _BY_RULE
+    yield written(original, "original query", str)
     # A query that has none but function words stays as it is.
-    label, content_words = "without function words", world("sentences.py").content_words
-    yield written("content_words", label, lambda query: " ".join(content_words(query)) or query)
+    words = world("sentences.py").content_words
+    label = "without function words"
+    yield written(by_words, label, lambda query: " ".join(words(query)) or query)
 
 
 def _compared(
@@ -424,15 +412,11 @@ def open_rewriter(
     config = RewriteConfig.of(raw)
     mesh, every = scoring.mesh_of_run(config, workdir), raw.to_dict()
     size = config.train.batch_size  # as in training, whose memory suffices
+    load = partial(load_inputs, trains=False, search=search)
+    if queries is not None:
+        load = partial(listed_inputs, queries=read_query_list(queries))
     with StopSignal() as stop:
-        if queries is not None:
-            inputs = deepretrieval_inputs.listed_inputs(
-                config, workdir, mesh, read_query_list(queries)
-            )
-        else:
-            inputs = deepretrieval_inputs.load_inputs(
-                config, workdir, mesh, trains=False, search=search
-            )
+        inputs = load(config, workdir, mesh)
         system, library = DeepRetrieval(config, mesh, inputs, workdir), inputs.library.library
         tasks = inputs.test
 
@@ -450,7 +434,6 @@ def open_rewriter(
             tasks,
             lambda row, task: (row.collection, row.id) == (task.collection, task.id),
             0 if scores else size,
-            names=("query", "queries"),
         )
         record = {name: every[name] for name in ("search", *_OF_PLAY)} | {
             "queries": deepretrieval_inputs.digest_of(tasks),

@@ -27,9 +27,9 @@ from qrag_jax.retrieval.index_folder import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal
-from qrag_jax.systems.config import ALL
+from qrag_jax.systems.config import ALL, refuse
 from qrag_jax.systems.search import REMOTE, RewriteSearchConfig
-from qrag_jax.systems.token_config import PlayedConfig, ScriptConfig, TokenConfig, refuse
+from qrag_jax.systems.token_config import PlayedConfig, ScriptConfig, TokenConfig
 
 NAME = "deepretrieval"
 TALKATIVE = "talkative"  # in place of data: queries that are made here
@@ -39,8 +39,6 @@ PPO, GRPO = ALGORITHMS = ("ppo", "grpo")
 
 @dataclasses.dataclass(frozen=True)
 class QueriesConfig:
-    """Section `queries`: what is rewritten."""
-
     # Training queries: "talkative", made here; or parts of data, path,split;path,split: folders in
     # BEIR's layout, each with a corpus of its own, or files of rows, which search `search.corpus`
     train: Filled = TALKATIVE
@@ -57,8 +55,6 @@ class QueriesConfig:
 
 @dataclasses.dataclass(frozen=True)
 class WritingConfig:
-    """Section `writing`: how a query is asked for."""
-
     # rewrite_pico, rewrite_bm25, rewrite_boolean, rewrite_dense, rewrite_plain or bare_rewrite
     # (nothing but the query); or a file .txt of your own
     prompt: str = "bare_rewrite"
@@ -98,8 +94,6 @@ class DroppedConfig:
 
 @dataclasses.dataclass(frozen=True)
 class RolloutConfig(PlayedConfig):
-    """Section `rollout`: how episodes are played."""
-
     # Tokens that an output may have in learning; 0: as many as in evaluation. One that never ends
     # makes its whole batch slow
     query_tokens: Natural = 0
@@ -107,8 +101,6 @@ class RolloutConfig(PlayedConfig):
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig:
-    """Section `eval`."""
-
     samples: Natural = 300  # fixed queries scored during training, 0: all
     greedy: bool = True  # the likeliest tokens; False: sampled as in training
     # Of rankings, as metrics/ranking.py has them; their K is not the K of the reward
@@ -132,8 +124,6 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewriteConfig(TokenConfig):
-    """The settings of a config, one dataclass for each section."""
-
     NAME: ClassVar[str] = NAME
     PLAYED: ClassVar[str] = "rollout"
     IMITATION: ClassVar[str] = SCRIPT
@@ -205,7 +195,6 @@ class RewriteConfig(TokenConfig):
 
     @property
     def rule(self) -> TokenPPOConfig | TokenGRPOConfig:
-        """The constants of the algorithm."""
         return self.ppo if self.algorithm == PPO else self.grpo
 
     @property

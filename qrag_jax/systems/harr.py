@@ -6,7 +6,6 @@ is its reward.
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
@@ -62,7 +61,7 @@ from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.rollouts.token_episodes import HOPELESS, AgentRollout, Asks, Episode, Start
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.aot import Calls, Program
-from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
+from qrag_jax.runtime.interrupt import StopSignal, wait_for
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, row_devices, shard_batch
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
@@ -496,26 +495,19 @@ def _kept(path: str, train: Sequence[Sample]) -> tuple[Sequence[int], dict[str, 
     if not path:
         return range(len(train)), {}
     field = "config.questions.kept"
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise InputError(f"{field} is {path}, which is no file; give one of qrag filter_data.")
-    chosen = {(row.id, row.question): row.kept for row in REWARDS.read(file)}
-    for sample in train:
-        if (sample.id, sample.question) not in chosen:
-            raise InputError(
-                f"{field} is {path}, which lacks the training question {sample.id}: it is of other "
-                "data or not finished; give the command qrag filter_data again, or the file of "
-                "these data."
-            )
-    numbers = [n for n, each in enumerate(train) if chosen[each.id, each.question]]
-    if not numbers:
+    chosen = {(row.id, row.question): row.kept for row in REWARDS.read(Path(path).expanduser())}
+    names = [(sample.id, sample.question) for sample in train]
+    lacking = [name for name in names if name not in chosen]
+    numbers = [n for n, name in enumerate(names) if chosen.get(name)]
+    if lacking or not numbers:
+        why = f"lacks the training question {lacking[0][0]}" if lacking else "keeps no question"
         raise InputError(
-            f"{field} is {path}, which keeps none of the {len(train)} training questions; give the "
-            "command qrag filter_data a lower --least_std, or leave the field out."
+            f"{field} is {path}, which {why}; give qrag filter_data again, for these data, or with "
+            "a lower --least_std."
         )
     log(f"{len(numbers)} of {len(train)} training questions are kept by {path}")
-    names = json.dumps([(train[n].id, train[n].question) for n in numbers])
-    return numbers, {field: hashlib.sha256(names.encode()).hexdigest()[:16]}
+    kept = json.dumps([names[n] for n in numbers])
+    return numbers, {field: hashlib.sha256(kept.encode()).hexdigest()[:16]}
 
 
 def _index(
@@ -601,12 +593,10 @@ def _asked(
     assert model is not None
     future = model.submit([each for each in requests if each is not None])
     try:
-        while not concurrent.futures.wait([future], LOOK_EVERY).done:
-            watch.check()
+        outcomes = iter(wait_for(future, watch.check))
     except BaseException:
         future.cancel()
         raise
-    outcomes = iter(future.result())
     return [None if each is None else next(outcomes) for each in requests]
 
 

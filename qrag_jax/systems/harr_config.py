@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from qrag_jax.data.loading import DataConfig
 from qrag_jax.environments.episode import Limits
 from qrag_jax.environments.rag import PATH
-from qrag_jax.errors import Count, InputError, Natural, Share, least, one_of
+from qrag_jax.errors import Count, Natural, Share, least, one_of
 from qrag_jax.evaluators.agents import BEST_BY
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
 from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
@@ -18,7 +18,7 @@ from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
-from qrag_jax.systems.config import HalvedEvalConfig, SystemConfig
+from qrag_jax.systems.config import HalvedEvalConfig, SystemConfig, refuse
 
 NAME = "harr"
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
@@ -136,12 +136,8 @@ class HarrConfig(SystemConfig):
 
     def settled(self) -> HarrConfig:
         rule, rewards = self.rule, self.reward.rewards.weights
-        if self.episodes % rule.minibatches:
-            raise InputError(
-                f"config.train.batch_size × config.{self.algorithm}.members is {self.episodes} "
-                f"episodes, which do not split into config.{self.algorithm}.minibatches = "
-                f"{rule.minibatches} equal parts."
-            )
+        parts = f"no divisor of the {self.episodes} episodes of config.train.batch_size questions"
+        refuse(self, (self.episodes % rule.minibatches, f"{self.algorithm}.minibatches", parts))
         if RELEVANCE in rewards:
             self.reranker.client.api_key()  # checks the fields
         asks = ""

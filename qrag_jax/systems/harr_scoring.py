@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems import scoring
 from qrag_jax.systems.harr import Harr, load_inputs, open_models
 from qrag_jax.systems.harr_config import ALGORITHMS, HarrConfig
-from qrag_jax.systems.q_rag_scoring import DATA
 
 _OF_QUESTIONS = ("data.path", "data.sources", "eval.path")
 AT_ONCE = 256  # questions played side by side, and written together
@@ -37,7 +35,7 @@ _STATELESS = "untrained, the sub-query alone"
 
 def score_agent(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
     scoring.check_trained(workdir)
-    raw, out, halves = scoring.begin_scoring(workdir, raw, options, DATA, _OF_QUESTIONS)
+    raw, out, halves = scoring.begin_scoring(workdir, raw, options, scoring.DATA, _OF_QUESTIONS)
     raw.questions.kept = ""  # only training needs it
     config = HarrConfig.of(raw)
     with opened_run(config, workdir) as (system, stop):
@@ -50,23 +48,24 @@ def score_agent(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -
         main = f"trained, {options.checkpoint} checkpoint of step {step}"
         file = f"agent_seed{config.eval.seed}"
         own = f"{options.checkpoint}-{step}/{file}"
-        ways = [
+        three = (
             agent_way(stateless, stop, f"untrained-the-sub-query-alone/{file}", _STATELESS, first),
             agent_way(system, stop, f"untrained/{file}", "untrained", first),
             agent_way(system, stop, own, main, params, sampled=options.sampled),
-        ]
+        )
         free = {"train", "optimizer", "runtime", "profile", "llm", "reranker", "questions"}
         kept = {n: v for n, v in raw.to_dict().items() if n not in free | {*ALGORITHMS}}
         record = {
-            "config": json.loads(json.dumps(kept)),
+            "config": kept,
             "data": inputs.data,
             "questions": len(inputs.dev),
             "sampled": options.sampled,
-            "answers depend on": json.loads(json.dumps(system.provenance)),
+            "answers depend on": system.provenance,
         }
         asked = scoring.Questions(AGENTS, inputs.dev, lambda row, each: row.id == each.id, AT_ONCE)
-        played, _ = asked.played(out, ways, record, stop, restart=options.restart)
-    rows = {way.label: AGENTS.read(log) for way, log in played}
+        ways = (way._replace(record={**record, **way.record}) for way in three)
+        played, _ = asked.played(out, ways, stop, restart=options.restart)
+    rows = {label: AGENTS.read(log) for label, log in played}
     summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
     summary["questions"] = halves(inputs.drawn)
     summary |= scoring.beside(rows, main, agent_summary, _gains)
@@ -87,10 +86,10 @@ def opened_run(config: HarrConfig, folder: Path) -> Iterator[tuple[Harr, StopSig
 
 def agent_way(
     system: Harr, stop: StopSignal, name: str, label: str, params: Any, *, sampled: int = 0
-) -> scoring.Way[AgentRow]:
+) -> scoring.Way:
     """How these parameters search: greedily, and in so many drawn episodes besides."""
 
-    def play(params: Any, part: Sequence[Gold], first: int) -> list[AgentRow]:
+    def play(part: Sequence[Gold], first: int) -> list[AgentRow]:
         starts = system.starts(part, 1, _SAMPLED, first)
         episodes = system.play(params, starts, stop, is_greedy=True)
         rows = [agent_row(each, episode) for each, episode in zip(part, episodes)]
@@ -104,7 +103,7 @@ def agent_way(
         return rows
 
     record = {"way": label, "weights": encoder_key(params, {})}
-    return scoring.Way(name, label, play, lambda: params, record)
+    return scoring.Way(name, label, play, record)
 
 
 def _gains(rows: Sequence[AgentRow], others: Sequence[AgentRow]) -> dict[str, Any]:

@@ -76,7 +76,6 @@ from qrag_jax.systems.leret_tries import (
     PromptMaker,
     TryMaker,
     by_rule,
-    kept_prompts,
     lesson_batch,
     lessons_of,
     search_hops,
@@ -302,7 +301,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         prompt = self.inputs.agent.prompt
         if self.maker is None:
             return prompt
-        return dataclasses.replace(prompt, variants=kept_prompts(self.workdir, prompt))
+        return dataclasses.replace(prompt, variants=self.maker.prompts(self.workdir, None))
 
     @cached_property
     def maker(self) -> PromptMaker | None:
@@ -577,11 +576,10 @@ def score_query_writer(
     with open_hop_predictor(raw, workdir, pool=pool, scores=True) as predictor:
         ways = _ways(predictor, options.checkpoint)
         found, notes = predictor.questions.played(
-            out, ways, {}, predictor.stop, restart=options.restart
+            out, ways, predictor.stop, restart=options.restart
         )
         questions = halves(predictor.system.inputs.drawn)
-    rows = {way.label: HOPS.read(log) for way, log in found}
-    main = found[0][0].label
+    rows, main = {label: HOPS.read(log) for label, log in found}, found[0][0]
     summary = scoring.beside(rows, main, hop_summary, hop_gains)
     hops = len(rows[main][0].hops)
     lines = hop_table(summary["scores"], hops)
@@ -592,7 +590,7 @@ def score_query_writer(
     return scoring.end_scoring(out, raw, summary, [*lines, questions["line"]])
 
 
-def _ways(predictor: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way[Searched]]:
+def _ways(predictor: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way]:
     """All ways, the run's own first."""
     system = predictor.system
     config, library = system.config, system.inputs.library
@@ -613,13 +611,13 @@ def _ways(predictor: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way
         prompt = token_system.fingerprint([(asks,)])
         yield predictor.way(by, f"prompt-{name}", label, play, prompt=prompt)
 
-    def ruled(name: str, label: str, write: Callable[[QueryState], str]) -> scoring.Way[Searched]:
+    def ruled(name: str, label: str, write: Callable[[QueryState], str]) -> scoring.Way:
         plays = by_rule(library, config.writing.k, write)
 
-        def play(_: Any, shown: Sequence[QueryState], first: int) -> list[Searched]:
+        def play(shown: Sequence[QueryState], first: int) -> list[Searched]:
             return search_hops(config, library, shown, plays, token_system.EVALUATED)[0]
 
-        return scoring.Way(name, label, play, record=predictor.record, by_model=False)
+        return scoring.Way(name, label, play, predictor.record)
 
     yield ruled("question", "the question", lambda state: one_line(state.question))
     yield ruled("question_and_passage", "the question and the first passage", _with_passage)

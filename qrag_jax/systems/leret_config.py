@@ -13,7 +13,7 @@ from qrag_jax.errors import Count, Natural, Positive, Share, least, one_of, some
 from qrag_jax.feedback.pairs import POOL_SCORES, PairsConfig, QueryRewardConfig
 from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.runtime import saved_config
-from qrag_jax.systems.config import HalvedEvalConfig
+from qrag_jax.systems.config import HalvedEvalConfig, refuse
 from qrag_jax.systems.search import SearchConfig
 from qrag_jax.systems.token_config import (
     BRIDGE,
@@ -22,7 +22,6 @@ from qrag_jax.systems.token_config import (
     StageSFTConfig,
     TokenConfig,
     planned,
-    refuse,
 )
 
 NAME = "leret"
@@ -32,8 +31,6 @@ STYLED, FEW_SHOT, BARE_ONLY = WAYS = ("styles", "few_shot", "bare")
 
 @dataclasses.dataclass(frozen=True)
 class QuestionsConfig(BridgeQuestionsConfig):
-    """Section `questions`: what is asked."""
-
     most: Natural = 0  # training questions that are tried, the first ones; 0: all
     bridge_train: Count = 600  # number of training questions that are made
     bridge_corpus: Count = 2000  # the passages of so many training questions are searched
@@ -41,8 +38,6 @@ class QuestionsConfig(BridgeQuestionsConfig):
 
 @dataclasses.dataclass(frozen=True)
 class WritingConfig:
-    """Section `writing`: how queries are asked for, and what they find."""
-
     hops: Count = 2  # queries of a question
     k: Count = 3  # passages that a query finds
     prompt: str = "query_writing"  # a name of ours, or a file .txt of your own
@@ -92,8 +87,6 @@ class StagePreferenceConfig(PreferenceConfig):
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig(HalvedEvalConfig):
-    """Section `eval`."""
-
     greedy: bool = False  # the likeliest tokens; False: sampled as in training
     # the score after the last hop that chooses the best checkpoint
     best_by: Annotated[str, one_of(POOL_SCORES)] = "all_gold"
@@ -101,8 +94,6 @@ class EvalConfig(HalvedEvalConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LeretConfig(TokenConfig):
-    """The settings of a config, one dataclass for each section."""
-
     NAME: ClassVar[str] = NAME
     PLAYED: ClassVar[str] = "tries"
     IMITATION: ClassVar[str] = SCRIPT

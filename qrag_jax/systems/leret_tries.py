@@ -281,14 +281,23 @@ class PromptMaker:
     split: few_shot.Split  # which of them are played
     library: CorpusLibrary
 
-    def prompts(self, workdir: Path, play: PlayBy) -> tuple[Variant, ...]:
-        """The best prompts, from the run's file if they are there."""
+    def prompts(self, workdir: Path, play: PlayBy | None) -> tuple[Variant, ...]:
+        """The best prompts, from the run's file if they are there.
+
+        Args:
+            play: plays episodes by the run's first weights; None: these are gone.
+        """
         config, path = self.config.few_shot, workdir / few_shot.NAME
         made = few_shot.FewShotPrompts(template := self.bare.prompt.fingerprint)
         if path.exists():
             made = few_shot.read_few_shot(path, template)
         if made.kept:
             return made.variants
+        if play is None:
+            raise InputError(
+                f"the prompts in {path} are not finished, and the weights that make them are gone; "
+                "bring the finished file back, or begin a new --workdir."
+            )
         for number in range(len(made.rounds) + 1, config.rounds + 1):
             log(
                 f"examples, round {number}: {config.bootstrap_questions} questions, then "
@@ -329,17 +338,6 @@ class PromptMaker:
         states = [self.questions[place] for place in places]
         how = self.config, self.library, states, play_them, stream
         return search_hops(*how, variant=len(variants))[1]
-
-
-def kept_prompts(workdir: Path, bare: QueryPrompt) -> tuple[Variant, ...]:
-    path = workdir / few_shot.NAME
-    made = few_shot.read_few_shot(path, bare.prompt.fingerprint)
-    if not made.kept:
-        raise InputError(
-            f"the prompts in {path} are not finished, and the weights that make them are gone; "
-            "bring the finished file back, or begin a new --workdir."
-        )
-    return made.variants
 
 
 # ---------------------------------------------------------------- what is learned from tries

@@ -324,13 +324,6 @@ def load_inputs(
 
         read = with_negatives(config.data.negatives, read, run, config.data.passage_separator)
     train, played, scored, has_facts = with_labels(config, read, dev)
-    for name, ids in _without_facts(read).items() if config.imitated else ():
-        if ids:  # imitation learns nothing from them
-            raise InputError(
-                f"config.stages has imitate, which learns from supporting facts, and {len(ids)} of "
-                f"{len(read.by_source[name])} training questions of {name} name none; set "
-                "config.stages to pqn, or leave these questions out."
-            )
     for line in [*train.report, *dev.report]:
         log(line)
     steps = _max_steps(config.env.max_steps, {"training": read, "evaluation": dev})
@@ -401,45 +394,55 @@ class Labelled(NamedTuple):
 
 def with_labels(config: QRagConfig, train: LoadedSamples, dev: LoadedSamples) -> Labelled:
     """Gives the samples what the reward reads, and refuses those that lack it."""
-    if config.eval.best_by == UNTIL_FOUND and any(_without_facts(dev).values()):
-        raise InputError(
-            f"config.eval.best_by is {UNTIL_FOUND}, but not all evaluation questions have "
-            "supporting facts; use return."
-        )
+    if config.imitated:
+        _check_facts(train, "config.stages has imitate", "set config.stages to pqn")
+    if config.eval.best_by == UNTIL_FOUND:
+        _check_facts(dev, f"config.eval.best_by is {UNTIL_FOUND}", "use return")
     if config.reward.name == ANSWER_IN_CHUNK:
         return _by_answers(train, dev)
     if config.reward.name == GROUND_TRUTH:
-        for name, ids in (*_without_facts(train).items(), *_without_facts(dev).items()):
-            if ids:
-                raise InputError(
-                    f"config.reward.name is {GROUND_TRUTH}, but the {name} question {ids[0]} has "
-                    "no supporting facts (field 'support'); give them, or use config.reward.name="
-                    f"{ANSWER_IN_CHUNK} or a language model's reward."
-                )
-    has_facts = not any(_without_facts(train).values())
-    return Labelled(train, dev.all, range(len(dev.all)), has_facts)
+        for loaded in (train, dev):
+            other = f"use config.reward.name={ANSWER_IN_CHUNK} or a language model's reward"
+            _check_facts(loaded, f"config.reward.name is {GROUND_TRUTH}", other)
+    return Labelled(train, dev.all, range(len(dev.all)), not any(_without_facts(train).values()))
+
+
+def _check_facts(loaded: LoadedSamples, field: str, other: str) -> None:
+    for name, ids in _without_facts(loaded).items():
+        if ids:
+            raise InputError(
+                f"{field}, which needs supporting facts, and {len(ids)} questions of {name}, such "
+                f"as {ids[0]}, name none (field 'support'); give them, or {other}."
+            )
+
+
+def _without_facts(loaded: LoadedSamples) -> dict[str, list[str]]:
+    """The ids of each source's questions without supporting facts; made documents have them."""
+    listed = {n: s for n, s in loaded.by_source.items() if not isinstance(s, LazySamples)}
+    return {name: [s.id for s in samples if not s.support] for name, samples in listed.items()}
 
 
 def _by_answers(train: LoadedSamples, dev: LoadedSamples) -> Labelled:
-    sources = {**train.by_source, **dev.by_source}
+    """Labels the chunks in which answers stand; evaluation questions without any stay unscored."""
     reward = f"config.reward.name is {ANSWER_IN_CHUNK}"
-    for name, samples in (*train.by_source.items(), *dev.by_source.items()):
+    sources = [*train.by_source.items(), *dev.by_source.items()]
+    for name, samples in sources:
         if isinstance(samples, LazySamples):
             raise InputError(
                 f"{reward}, but {name} makes its documents as they are played, and knows their "
                 f"supporting facts; use {GROUND_TRUTH}."
             )
-    if len({name in OF_VALUES for name in sources}) > 1:
+    if len({name in OF_VALUES for name, _ in sources}) > 1:
         raise InputError(
             f"{reward}, which needs one chunk of most data and all values of "
             f"{', '.join(OF_VALUES)}, and config.data.sources has both; name one."
         )
     report = list(train.report)
 
-    def marked(samples: Sequence[Sample], whose: str, left_out: str) -> list[Sample]:
+    def marked(samples: Sequence[Sample], whose: str, without: str) -> list[Sample]:
         """All samples; those that cannot be rewarded have no supporting chunk."""
-        found, without = labelled(samples)
-        reasons = ", ".join(f"{count} {reason}" for reason, count in without.items())
+        found, counts = labelled(samples)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
         if not any(sample.support for sample in found):
             raise InputError(
                 f"{reward}, but no {whose} question can be rewarded by it ({reasons}); give data "
@@ -447,23 +450,13 @@ def _by_answers(train: LoadedSamples, dev: LoadedSamples) -> Labelled:
                 "config.eval.path, or another reward."
             )
         if reasons:
-            report.append(f"{left_out}: {reasons}".format(sum(without.values())))
+            report.append(f"{sum(counts.values())} {whose} questions {without}: {reasons}")
         return found
 
     kept: dict[str, Sequence[Sample]] = {}
     for name, samples in train.by_source.items():
-        found = marked(samples, f"{name} training", f"{name}: {{}} training questions left out")
+        found = marked(samples, f"{name} training", "left out")
         kept[name] = [sample for sample in found if sample.support]
-    played = marked(dev.all, "evaluation", "evaluation: {} questions not scored in training")
+    played = marked(dev.all, "evaluation", "not scored in training")
     scored = [number for number, sample in enumerate(played) if sample.support]
     return Labelled(LoadedSamples(kept, report), played, scored, has_facts=False)
-
-
-def _without_facts(loaded: LoadedSamples) -> dict[str, list[str]]:
-    """The ids of each source's questions without supporting facts; made documents have them."""
-    return {
-        name: []
-        if isinstance(samples, LazySamples)
-        else [sample.id for sample in samples if not sample.support]
-        for name, samples in loaded.by_source.items()
-    }

@@ -30,7 +30,7 @@ from qrag_jax.runtime.config_fields import check_value, fields_of, internal
 from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.runtime.retriever_config import BEAM_SCORES, Search
 from qrag_jax.runtime.run import Run
-from qrag_jax.systems.config import SystemConfig, load_config
+from qrag_jax.systems.config import SystemConfig, load_config, refuse
 
 UNTIL_FOUND = "return_until_found"
 BEST_BY = ("return", UNTIL_FOUND)  # scores that choose the best checkpoint
@@ -116,19 +116,18 @@ class QRagConfig(SystemConfig):
         by_model = isinstance(self.reward, ModelReward) and not scoring
         asks = f"config.reward.name {self.reward.name}"
         llm = self.llm.asked(asks) if by_model and self.llm else None
-        if scoring and not self.env.max_steps:
-            raise InputError(
-                "config.env.max_steps is 0, which only training settles by its questions; give the "
-                "run's own number."
-            )
         shared = "imitate.shared_by" if imitate and imitate.shared_by > 1 else ""
         foreign = shared or ("data.negatives.index" if self.data.negatives.index else "")
-        if foreign and self.env.positions != NO_POSITIONS:
-            raise InputError(
-                f"config.{foreign} brings passages of other documents, which have no place in a "
-                f"document: set config.env.positions to {NO_POSITIONS} (it is "
-                f"{self.env.positions})."
-            )
+        unsettled = "which only training settles by its questions; give the run's own number"
+        others = (
+            f"and config.{foreign} brings passages of other documents, which have no place in a "
+            f"document; set it to {NO_POSITIONS}"
+        )
+        refuse(
+            self,
+            (scoring and not self.env.max_steps, "env.max_steps", unsettled),
+            (foreign and self.env.positions != NO_POSITIONS, "env.positions", others),
+        )
         return dataclasses.replace(
             self,
             imitate=imitate,
@@ -167,12 +166,12 @@ class QRagConfig(SystemConfig):
         if stage == PQN or self.imitate is None:
             return self.train.host_batch(devices, hosts)
         size, parts = self.imitate.batch_size, devices * self.train.accumulation
-        if size % (least := parts * self.imitate.shared_by):
-            raise InputError(
-                f"config.imitate.batch_size is {size}, which does not split into {parts} equal "
-                "parts (devices × config.train.accumulation) of whole groups of "
-                f"config.imitate.shared_by, {self.imitate.shared_by}; use a multiple of {least}."
-            )
+        least = parts * self.imitate.shared_by
+        why = (
+            f"which does not split into {parts} equal parts (devices × config.train.accumulation) "
+            f"of whole groups of config.imitate.shared_by; use a multiple of {least}"
+        )
+        refuse(self, (size % least, "imitate.batch_size", why))
         return size // hosts
 
     @property

@@ -48,7 +48,6 @@ from qrag_jax.systems import scoring
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.saved_run import SavedRun, mesh_towers, training_seconds, weights_digest
 
-DATA = ("data.", "eval.path")  # fields that say what is evaluated on
 _PART = 16  # batches written together
 Times = list[tuple[int, float]]  # numbers of questions, and the seconds that their play took
 # Settings of the beam search: greedy play to the end does not depend on them.
@@ -60,7 +59,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
 
     Of the training run's own data, if they are one file, only the part held out is scored.
     """
-    scoring.are_others(workdir, raw, DATA, options.out)
+    scoring.are_others(workdir, raw, scoring.DATA, options.out)
     saved, run = load_config(workdir / CONFIG_NAME), SavedRun.open(workdir, raw)
     config = run.config
     same = (raw.data.path, raw.eval.path) == (saved.data.path, saved.eval.path)
@@ -82,18 +81,18 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
     trained, step = run.trained(options.checkpoint)
     own, times = f"{options.checkpoint}-{step}", Times()
 
-    def way(label: str, params: Params | Adapted, times: Times) -> scoring.Way[Any]:
-        def play(_: Any, part: Sequence[Sample], first: int) -> list[tuple[Row, Row]]:
+    def way(label: str, params: Params | Adapted, times: Times) -> scoring.Way:
+        def play(part: Sequence[Sample], first: int) -> list[tuple[Row, Row]]:
             began = time.monotonic()
             rows = evaluator.rows(params, slice(first, first + len(part)))
             times.append((len(part), time.monotonic() - began))
             return [*zip(*rows, strict=True)]
 
         record = log_record(run, label, weights_digest(params), asked, searched=False)
-        return scoring.Way(f"{label}/{name}", label, play, record=record)
+        return scoring.Way(f"{label}/{name}", label, play, record)
 
     with StopSignal() as stop:
-        how = {"record": {}, "stop": stop, "restart": options.restart}
+        how = {"stop": stop, "restart": options.restart}
         ways = way(facts.UNTRAINED, run.untrained(), []), way(own, trained, times)
         both = scoring.Questions(_TwoLogs(**vars(RETRIEVALS)), shown, size=_PART * size)
         logs = [log for _, log in both.played(out, ways, **how)[0]]
@@ -106,7 +105,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
             searcher = beam_search(run, trained, store)
             record = log_record(run, own, weights_digest(trained), asked, searched=True)
             by_beam = _plays(run, searcher, [])
-            planned = scoring.Way(f"{own}/planned_{name}", facts.PLANNED, by_beam, record=record)
+            planned = scoring.Way(f"{own}/planned_{name}", facts.PLANNED, by_beam, record)
             searched = scoring.Questions(RETRIEVALS, shown, size=size)
             ((_, log),) = searched.played(out, [planned], **how)[0]
             played[facts.PLANNED] = RETRIEVALS.read(log)
@@ -201,7 +200,7 @@ def _plays(run: SavedRun, searcher: BeamSearch, times: Times) -> Callable[..., l
         rewards = feedback(types.SimpleNamespace(support=support), played)
         return float(discounted_return(rewards[0], run.config.pqn.gamma))
 
-    def play(_: Any, part: Sequence[Sample], first: int) -> list[Row]:
+    def play(part: Sequence[Sample], first: int) -> list[Row]:
         began, rows = time.monotonic(), list[Row]()
         for sample, path in searcher.play(part):
             # Without facts there is no return.
@@ -261,7 +260,7 @@ def beam_search(
         max_chunks=rollout.max_steps - 1,
     )
     blocks = actor.block_shapes.states, actor.block_shapes.chunks
-    both = mesh_towers(run.mesh, run.shardings, [encoder] * 2, params, form, blocks)
+    both = mesh_towers(run.mesh, run.shardings, [encoder] * 2, params, form, blocks=blocks)
     towers, size = Towers(tokenizer, form, *both), config.eval.batch_size
     return BeamSearch(run.mesh, towers, rollout, config.beam, batch_size=size, store=store)
 
@@ -323,10 +322,10 @@ def score_lengths(
         record = log_record(run, label, weights, about, searched=True)
         before, memory = (searcher.table.embedded, searcher.table.seconds), PeakMemory()
         times = Times()
-        way = scoring.Way("", f"{length} chunks", _plays(run, searcher, times), record=record)
+        way = scoring.Way("", f"{length} chunks", _plays(run, searcher, times), record)
         # A part is what is played side by side.
         asked = scoring.Questions(RETRIEVALS, documents.samples, size=searcher.room(length))
-        asked.into(log, way, {}, stop, restart=options.restart)
+        asked.into(log, way, stop, restart=options.restart)
         rows = RETRIEVALS.read(log)
         at_shortest = at_shortest or {row.id: row.em or 0.0 for row in rows}
         known = [at_shortest[row.id] for row in rows if row.id in at_shortest]

@@ -50,11 +50,12 @@ from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.systems import scoring, token_system
+from qrag_jax.systems.config import refuse
 from qrag_jax.systems.indexing import PassageEncoder
 from qrag_jax.systems.rlvr_config import GRPO, RlvrConfig
 from qrag_jax.systems.scoring import Predictor, ScoreOptions
 from qrag_jax.systems.search import ServiceLibrary, open_index, prefixed
-from qrag_jax.systems.token_config import BRIDGE, refuse
+from qrag_jax.systems.token_config import BRIDGE
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
 _READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
@@ -175,19 +176,12 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
 
     @abc.abstractmethod
     def episodes(
-        self,
-        weights: Any,
-        tasks: Sequence[Any],
-        keys: np.ndarray,
-        stop: StopSignal,
-        *,
-        greedy: bool = False,
-        library: Library | None = None,
+        self, weights: Any, tasks: Sequence[Any], keys: np.ndarray, stop: StopSignal, **how: Any
     ) -> list[Episode]:
         """Plays tasks, the episodes of each side by side; keys uint32 `[task, member, 2]`.
 
         Args:
-            library: what the tools read; None: what they read in training.
+            how: `greedy`; `library`, what the tools read, None: what they read in training.
         """
 
     @abc.abstractmethod
@@ -206,12 +200,12 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
         tasks: Sequence[Any],
         numbers: Sequence[int],
         keys: np.ndarray,
-        *how: Any,
-        **more: Any,
+        stop: StopSignal,
+        **how: Any,
     ) -> list[tuple[TokenTrajectory, Episode]]:
         """Episodes of questions of these numbers, with their rewards; `how`: see `episodes`."""
         found = []
-        for n, episode in enumerate(self.episodes(weights, tasks, keys, *how, **more)):
+        for n, episode in enumerate(self.episodes(weights, tasks, keys, stop, **how)):
             place, member = divmod(n, keys.shape[1])
             found.append((self.trajectory(episode, numbers[place], member, tasks[place]), episode))
         return found
@@ -320,9 +314,9 @@ class Rlvr(ToolSystem):
         return scripted(self.config, inputs.agent, inputs.library, inputs.script[number], index)
 
     def episodes(
-        self, weights: Any, tasks: Sequence[ToolTask], keys: np.ndarray, *how: Any, **more: Any
+        self, weights: Any, tasks: Sequence[Any], keys: np.ndarray, stop: StopSignal, **how: Any
     ) -> list[Episode]:
-        return self.play(weights, token_system.starts_of(tasks, keys), *how, **more)
+        return self.play(weights, token_system.starts_of(tasks, keys), stop, **how)
 
     def _played(self, *how: Any) -> list[TokenTrajectory]:
         found, most = super()._played(*how), self.config.tools.max_failed_share
@@ -416,12 +410,12 @@ def score_language_model(workdir: Path, raw: ConfigDict, options: ScoreOptions) 
             for weights in player.ways(options.checkpoint)
             for name, each in players.items()
         )
-        found, notes = player.questions.played(out, ways, {}, player.stop, restart=options.restart)
+        found, notes = player.questions.played(out, ways, player.stop, restart=options.restart)
         questions = halves(player.system.inputs.drawn)
     logs: dict[str, dict[str, Path]] = {name: {} for name in players}
-    for way, path in found:
-        logs[path.stem][way.label] = path
-    summary, lines = player.system.summary(logs, found[0][0].label, options)
+    for label, path in found:
+        logs[path.stem][label] = path
+    summary, lines = player.system.summary(logs, found[0][0], options)
     summary |= {"questions": questions, "notes": [*dict.fromkeys(notes)]}
     return scoring.end_scoring(out, raw, summary, [*lines, questions["line"]])
 
@@ -455,9 +449,10 @@ def open_players(
         stack.callback(system.close)
         libraries: dict[str, Library | None] = {PREDICTED_BY: None}
         if not config.env.verifiers:  # all are refused before anything is played
-            names = retrievers or (own,)
-            others = {name: open_library(config, mesh, name) for name in names if name != own}
-            libraries = {name: others.get(name, inputs.library) for name in names}
+            libraries = {
+                name: inputs.library if name == own else open_library(config, mesh, name)
+                for name in retrievers or (own,)
+            }
         draws, greedy = sampled or 1, not sampled and config.eval.greedy
         # As many episodes side by side as in training, whose memory is known to suffice.
         size = max(1, config.train.batch_size * config.grpo.members // draws)
@@ -465,25 +460,22 @@ def open_players(
             PREDICTIONS, inputs.dev, lambda row, task: row.id == task.id, size, draws
         )
 
-        def by(name: str, library: Library | None) -> Predictor:
-            def play(params: Any, tasks: Sequence[ToolTask], first: int) -> list[Prediction]:
-                # The draws depend on the numbers of the question and of the draw alone.
-                key = jax.random.fold_in(jax.random.key(config.seed), _PREDICTED)
-                numbers = range(first, first + len(tasks))
-                keys = np.asarray(draw_keys(key, np.array(numbers, np.uint32), draws))
-                by: Any = {"greedy": greedy, "library": library}
-                played = system.rewarded(params, tasks, numbers, keys, stop, **by)
-                return [
-                    system.row(trajectory, tasks[n // draws], episode)
-                    for n, (trajectory, episode) in enumerate(played)
-                ]
+        def play(
+            library: Library | None, params: Any, tasks: Sequence[ToolTask], first: int
+        ) -> list[Prediction]:
+            # The draws depend on the numbers of the question and of the draw alone.
+            key = jax.random.fold_in(jax.random.key(config.seed), _PREDICTED)
+            numbers = range(first, first + len(tasks))
+            keys = np.asarray(draw_keys(key, np.array(numbers, np.uint32), draws))
+            how: Any = {"greedy": greedy, "library": library}
+            played = system.rewarded(params, tasks, numbers, keys, stop, **how)
+            return [
+                system.row(trajectory, tasks[n // draws], episode)
+                for n, (trajectory, episode) in enumerate(played)
+            ]
 
-            used = {n: v for n, v in raw.to_dict().items() if n not in _OF_TRAINING}
-            used["tools"] = used["tools"] | {"retriever": name}
-            record = settings | {"retriever": name, "config": used}
-            return Predictor(system, stop, questions, play, record)
-
-        settings = {
+        used = {n: v for n, v in raw.to_dict().items() if n not in _OF_TRAINING}
+        record = {
             "kind": TOOL_EPISODES,
             "questions": len(inputs.dev),
             "sampled": sampled,
@@ -492,4 +484,10 @@ def open_players(
             "asked": token_system.fingerprint((task.id,) for task in inputs.dev),
             "rewards": {**system.provenance},
         }
-        yield {name: by(name, library) for name, library in libraries.items()}
+        players = {}
+        for name, library in libraries.items():
+            tools = used["tools"] | {"retriever": name}
+            own_record = record | {"retriever": name, "config": used | {"tools": tools}}
+            by = functools.partial(play, library)
+            players[name] = Predictor(system, stop, questions, by, own_record)
+        yield players

@@ -21,14 +21,13 @@ from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.own_documents import RETRIEVERS
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.own_code import OwnCode
-from qrag_jax.systems.config import HalvedEvalConfig
+from qrag_jax.systems.config import HalvedEvalConfig, refuse
 from qrag_jax.systems.token_config import (
     BRIDGE,
     BridgeQuestionsConfig,
     PlayedConfig,
     ScriptConfig,
     TokenConfig,
-    refuse,
 )
 
 MADE = ".venv-verifiers"  # is looked for in the working folder; `make verifiers`
@@ -36,8 +35,6 @@ MADE = ".venv-verifiers"  # is looked for in the working folder; `make verifiers
 
 @dataclasses.dataclass(frozen=True)
 class EnvironmentConfig:
-    """Section `env`."""
-
     # Id of an installed environment; then config.questions, tasks and rubric are not read, and the
     # reward is its own. "": the questions and tools of the other sections
     verifiers: str = ""
@@ -59,7 +56,6 @@ class EnvironmentConfig:
         self.given()
 
     def given(self) -> dict[str, Any]:
-        """The arguments."""
         try:
             found = json.loads(self.arguments or "{}")
         except ValueError:
@@ -93,8 +89,6 @@ REWARD = "reward"  # the name of the whole reward, beside those of its parts
 
 @dataclasses.dataclass(frozen=True)
 class ToolsConfig(PlayedConfig):
-    """Section `tools`: what the model may do in an episode."""
-
     tools: tuple[str, ...] = (RETRIEVE, COMPLETE)  # get_document is a further one
     form: Annotated[str, one_of(FORMATS)] = HERMES  # how calls are written: hermes or llama
     prompt: str = "rlvr_tools"  # the first prompt: a name of ours, or a file .txt of your own
@@ -116,8 +110,6 @@ class ToolsConfig(PlayedConfig):
 
 @dataclasses.dataclass(frozen=True)
 class RubricConfig:
-    """Section `rubric`: the reward of an episode."""
-
     preset: Annotated[str, one_of(PRESETS)] = "head"  # RLVR's rewards by their dates
     # FILE.py:FUNCTION of (question, answers, answer, parts), in place of the preset; it runs
     # without a sandbox. "": the preset
@@ -134,8 +126,6 @@ class RubricConfig:
 
 @dataclasses.dataclass(frozen=True)
 class EvalConfig(HalvedEvalConfig):
-    """Section `eval`."""
-
     greedy: bool = False  # the likeliest tokens; False: sampled as in training
     # The score whose mean chooses the best checkpoint: a part, or reward; of an environment
     # (config.env) it is the reward
@@ -144,8 +134,6 @@ class EvalConfig(HalvedEvalConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RlvrConfig(TokenConfig):
-    """The settings of a config, one dataclass for each section."""
-
     NAME: ClassVar[str] = NAME
     PLAYED: ClassVar[str] = "tools"
     IMITATION: ClassVar[str] = SFT

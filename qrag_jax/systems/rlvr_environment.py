@@ -33,7 +33,7 @@ from qrag_jax.rollouts.environment_play import (
     Scored,
 )
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import Episode, Library, Start
+from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
@@ -41,7 +41,7 @@ from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.rlvr import PREDICTED_BY, Logs, ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
 from qrag_jax.systems.scoring import ScoreOptions
-from qrag_jax.systems.token_system import TokenInputs, token_inputs
+from qrag_jax.systems.token_system import TokenInputs, starts_of, token_inputs
 
 TRACE = "trace"  # among the facts of a prediction: what verifiers itself would write, as JSON
 TRACES = "traces.jsonl"  # the file that verifiers writes
@@ -207,17 +207,10 @@ class EnvironmentRlvr(ToolSystem):
         return found
 
     def episodes(
-        self,
-        weights: Any,
-        tasks: Sequence[EnvironmentTask],
-        keys: np.ndarray,
-        stop: StopSignal,
-        *,
-        greedy: bool = False,
-        library: Library | None = None,
+        self, weights: Any, tasks: Sequence[Any], keys: np.ndarray, stop: StopSignal, **how: Any
     ) -> list[Episode]:
-        numbered = zip(tasks, keys, strict=True)
-        starts = [Start(task.number, key) for task, own in numbered for key in own]
+        starts = starts_of([task.number for task in tasks], keys)
+        greedy = how.get("greedy", False)
         sampler, watch = self.acting(weights, stop, greedy=greedy)()
         play = self._environments[greedy].play
         patience = self.patience(watch, advice=_ADVICE)

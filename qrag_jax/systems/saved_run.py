@@ -239,6 +239,7 @@ def mesh_towers(
     encoders: Sequence[TextEncoder],
     params: Params | Adapted,
     form: RowForm,
+    *,
     blocks: Sequence[Blocks | None] = (None, None),
 ) -> Iterator[MeshTower]:
     """The towers of states and of chunks, whose parameters are stacked; `blocks`: see MeshTower."""

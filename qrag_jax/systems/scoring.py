@@ -15,7 +15,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -39,6 +39,7 @@ from qrag_jax.systems.token_config import StagePlan
 
 SUMMARY = "summary.json"
 ASKED = ("questions.dev", "questions.bridge_seed")  # fields that say what is evaluated on
+DATA = ("data.", "eval.path")  # the same, of encoders
 NOT_KEPT = "its weights are not kept"
 PREDICTED = 2**30  # of the draws; each part has the next
 # Fields that change no row of a retrieval log. A name that ends with a dot is a whole section; * is
@@ -174,17 +175,13 @@ def end_scoring(
     return whole
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Way(Generic[Row]):
+class Way(NamedTuple):
     name: str  # of its log in the folder of all, such as "last-2140"
     label: str  # shown in tables and logs
-    # (parameters, a part of what is asked, number of its first) → rows, `draws` of each asked
-    play: Callable[[Any, Sequence[Any], int], Sequence[Row]]
-    # Reads the parameters when there is something to play; a text says why the way is not here.
-    params: Callable[[], Any] = lambda: None
-    # What its rows depend on, and not those of all ways
-    record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    by_model: bool = True  # whether a model writes
+    # (a part of what is asked, number of its first) → rows, `draws` of each asked
+    play: Callable[[Sequence[Any], int], Sequence[Any]]
+    record: Mapping[str, Any]  # what its rows depend on
+    missing: str = ""  # why it cannot play; "": it can
 
 
 @dataclasses.dataclass(frozen=True)
@@ -201,62 +198,47 @@ class Questions(Generic[Asked, Row]):
     is_of: Callable[[Row, Asked], bool] | None = None
     size: int = 0  # asked of a part, 0: all
     draws: int = 1  # rows of each asked
-    names: tuple[str, str] = ("question", "questions")  # what is asked
 
-    def into(
-        self,
-        log: Path,
-        way: Way[Row],
-        record: Mapping[str, Any],
-        stop: StopSignal,
-        *,
-        restart: bool,
-    ) -> str:
+    def into(self, log: Path, way: Way, stop: StopSignal, *, restart: bool) -> str:
         """Plays all that the log lacks; returns "", or why the way is not here."""
-        (unit, units), count = self.names, len(self.asked)
-        size, whole = self.size or count, {**record, **way.record}
+        count = len(self.asked)
+        size = self.size or count
 
         def check(row: Row, number: int) -> None:
             place = number // self.draws
             if place >= count or not (self.is_of is None or self.is_of(row, self.asked[place])):
-                raise InputError(f"{log} has other {units}; give --restart to throw it away.")
+                raise InputError(f"{log} has other questions; give --restart to throw it away.")
 
         with log_locks(log):
             if log.exists():
-                begin(log, whole, restart=restart)
+                begin(log, way.record, restart=restart)
             rows = self.rows.resume(log, size * self.draws, count * self.draws, check)
             if (done := rows // self.draws) == count:
                 return ""
-            if isinstance(params := way.params(), str):
-                return params
-            begin(log, whole)
-            with tqdm(total=count, initial=done, unit=unit, desc=log.stem) as bar:
+            if way.missing:
+                return way.missing
+            begin(log, way.record)
+            with tqdm(total=count, initial=done, unit="question", desc=log.stem) as bar:
                 while done < count:
                     stop.check()
                     part = self.asked[done : done + size]
-                    self.rows.append(log, way.play(params, part, done))
+                    self.rows.append(log, way.play(part, done))
                     done += len(part)
                     bar.update(len(part))
         return ""
 
     def played(
-        self,
-        folder: Path,
-        ways: Iterable[Way[Row]],
-        record: Mapping[str, Any],
-        stop: StopSignal,
-        *,
-        restart: bool,
-    ) -> tuple[list[tuple[Way[Row], Path]], list[str]]:
-        """Each way without its weights, and its log; and why ways are not here, a sentence each."""
-        logs, notes = list[tuple[Way[Row], Path]](), list[str]()
+        self, folder: Path, ways: Iterable[Way], stop: StopSignal, *, restart: bool
+    ) -> tuple[list[tuple[str, Path]], list[str]]:
+        """The label and the log of each way; and why ways are not here, a sentence each."""
+        logs, notes = list[tuple[str, Path]](), list[str]()
         for way in ways:
             stop.check()
             log(f"{way.label}: {(path := folder / f'{way.name}.jsonl')}")  # one may take minutes
-            if why := self.into(path, way, record, stop, restart=restart):
+            if why := self.into(path, way, stop, restart=restart):
                 notes.append(f"{way.label} is not here: {why}")
             else:
-                logs.append((dataclasses.replace(way, params=lambda: None), path))
+                logs.append((way.label, path))
         return logs, notes
 
 
@@ -324,18 +306,15 @@ class Predictor:
 
     def way(
         self, weights: Weights, name: str = "", label: str = "", play: Any = None, **record: Any
-    ) -> Way[Any]:
+    ) -> Way:
         """The play of these weights into the log of this name."""
         params = weights.params
-        digest = "" if isinstance(params, str) else encoder_key(params, {})
-        of_weights = {"checkpoint": weights.label, "weights": digest}
-        return Way(
-            name or weights.name,
-            label or weights.label,
-            play or self.play,
-            lambda: params,
-            self.record | of_weights | record,
-        )
+        missing = params if isinstance(params, str) else ""
+        record |= {"checkpoint": weights.label}
+        record["weights"] = "" if missing else encoder_key(params, {})
+        bound = partial(play or self.play, params)
+        name, label = name or weights.name, label or weights.label
+        return Way(name, label, bound, self.record | record, missing)
 
     def ways(self, checkpoint: str) -> Iterator[Weights]:
         """The weights that are scored: a checkpoint's, those of earlier stages, the untrained.

@@ -30,7 +30,6 @@ from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteEngineConfig
 from qrag_jax.rollouts.libraries import CorpusLibrary, RemoteLibrary
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems import indexing
 from qrag_jax.systems.retriever import BY_VECTORS, PlainEncoder, open_plain
@@ -109,7 +108,6 @@ def open_search(
     config: SearchFields,
     passages: Callable[[], Iterable[Passage]] | None,
     folder: Path,
-    stop: StopSignal | None = None,
     *,
     begun: bool = True,
 ) -> CorpusLibrary:
@@ -129,7 +127,7 @@ def open_search(
         if config.engine not in OF_WORDS:
             of, there = indexing.PassageEncoder.of_folder, indexing.vectors_are_finished(folder)
             tower = None if there else of(encoder.path, encoder.config)
-            indexing.index_corpus(None, folder, tower, stop=stop)
+            indexing.index_corpus(None, folder, tower)
     clean = isinstance(config, SearchConfig) and config.clean
     where = config.index or str(folder)
     return open_index(where, config.engine, encoder, "config.search", clean=clean)
@@ -293,7 +291,6 @@ def open_collections(
     config: RewriteSearchConfig,
     wanted: Mapping[str, Callable[[], Iterable[Passage]]],
     folder: Path,
-    stop: StopSignal | None = None,
     *,
     begun: bool = True,
 ) -> Collections:
@@ -306,7 +303,7 @@ def open_collections(
     found = {}
     for name, passages in wanted.items():
         of_index = dataclasses.replace(config, index="" if name else config.index, corpus="")
-        found[name] = open_search(of_index, passages, folder / (name or OWN), stop, begun=begun)
+        found[name] = open_search(of_index, passages, folder / (name or OWN), begun=begun)
     return Collections(found)
 
 

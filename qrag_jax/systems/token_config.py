@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from ml_collections import ConfigDict
 
-from qrag_jax.errors import Count, Filled, InputError, Natural, Positive, Share, one_of
+from qrag_jax.errors import Count, Filled, Natural, Positive, Share, one_of
 from qrag_jax.learners.config import SFTConfig
 from qrag_jax.llm.config import ServedConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.trajectories import SCORED, SERVER, TREATMENTS, SamplingConfig
 from qrag_jax.runtime.config_fields import internal
-from qrag_jax.systems.config import SystemConfig
+from qrag_jax.systems.config import SystemConfig, refuse
 
 BRIDGE = "bridge"  # in place of data: questions that are made here
-
-
-def refuse(config: Any, *rules: tuple[Any, str, str]) -> None:
-    """Refuses a config by the first broken rule: (broken, field, why and what to do)."""
-    for broken, field, why in rules:
-        if broken:
-            value = functools.reduce(getattr, field.split("."), config)
-            raise InputError(f"config.{field} is {value!r}, {why}.")
 
 
 class StagePlan(NamedTuple):
@@ -136,8 +127,6 @@ class TokenConfig(SystemConfig):
 
 @dataclasses.dataclass(frozen=True)
 class PlayedConfig:
-    """How episodes are played."""
-
     attempts: Count = 2  # an episode that fails is played again, so often in all
     max_failed_share: Share = 0.5  # of a batch's episodes; above it the run pauses, and plays again
     # An episode whose last turn was cut off: masked (it trains nothing) or scored as it is
@@ -148,8 +137,6 @@ class PlayedConfig:
 
 @dataclasses.dataclass(frozen=True)
 class BridgeQuestionsConfig:
-    """Section `questions`: what is asked."""
-
     # Training questions: "bridge", made here; or parts of data, path,config,split;path,config,split
     train: Filled = BRIDGE
     dev: Filled = BRIDGE  # questions to evaluate on, likewise

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.reading import read_parts
 from qrag_jax.data.sample import Sample
-from qrag_jax.environments.episode import Agent, Failed, ToolTask
+from qrag_jax.environments.episode import Agent, Failed
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import REWARD
@@ -400,10 +400,6 @@ class TokenSystem(abc.ABC, Generic[Config]):
         keys = np.asarray(jax.random.key_data(jax.random.split(key, tasks * members)))
         return keys.reshape(tasks, members, -1)
 
-    def starts(self, tasks: Sequence[ToolTask], members: int, step: int) -> list[Start]:
-        """Episodes whose draws depend on the step, the place in the batch and the member alone."""
-        return starts_of(tasks, self.keys(step, len(tasks), members))
-
     def play(
         self,
         weights: Params | Versioned,
@@ -513,7 +509,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         return f"a lower --config.optimizer.learning_rate (it is {rate:g}), or "
 
 
-def starts_of(tasks: Sequence[ToolTask], keys: np.ndarray) -> list[Start]:
+def starts_of(tasks: Sequence[Any], keys: np.ndarray) -> list[Start]:
     """Episodes of these tasks, those of a task side by side; keys uint32 `[task, member, 2]`."""
     return [Start(task, key) for task, own in zip(tasks, keys, strict=True) for key in own]
 

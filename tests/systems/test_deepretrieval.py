@@ -188,7 +188,7 @@ def guarded(position: Any = None) -> GuardedExperience:
         steps=100,
     )
     order, guards = QuestionOrder(12, 3, seed=1).at, GuardsConfig(max_words=10.0, patience=2)
-    return GuardedExperience(order, playing, dict, guards, position=position)
+    return GuardedExperience(guards, position, order, playing, dict)
 
 
 def test_a_guard_ends_a_training_after_its_patience_also_when_resumed() -> None:
@@ -358,7 +358,7 @@ def test_a_line_has_what_became_of_a_query(run: Path, tmp_path: Path) -> None:
     config = with_fields(load_config(run / "config.json"), {"writing__query_tokens": 200})
     with open_rewriter(config, run, queries=queries) as rewriter:
         way = rewriter.way(rewriter.weights("last"))
-        rewriter.questions.into(tmp_path / "out.jsonl", way, {}, rewriter.stop, restart=True)
+        rewriter.questions.into(tmp_path / "out.jsonl", way, rewriter.stop, restart=True)
     other, *rows = REWRITES.read(tmp_path / "out.jsonl")
     assert other.found is None
     assert [row.original for row in rows] == ASKED[1:]

@@ -263,5 +263,5 @@ def test_questions_of_all_parts_of_an_evaluation_have_draws_of_their_own(
     params = system.here(system.first_state().params)
     way = harr_scoring.agent_way(system, STOP, "drawn", "drawn", params, sampled=4)
     asked = Questions(AGENTS, system.inputs.dev, size=2)
-    asked.into(tmp_path / "log.jsonl", way, {}, STOP, restart=False)
+    asked.into(tmp_path / "log.jsonl", way, STOP, restart=False)
     assert len(drawn) == len(set(drawn)) == 4 * len(system.inputs.dev) > 8

@@ -34,14 +34,7 @@ from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.leret import Leret, LessonExperience
 from qrag_jax.systems.leret_config import LeretConfig
-from qrag_jax.systems.leret_tries import (
-    Asked,
-    Iteration,
-    kept_prompts,
-    search_hops,
-    states_of,
-    try_of,
-)
+from qrag_jax.systems.leret_tries import Asked, Iteration, search_hops, states_of, try_of
 from tests.entry_points import metric_lines
 from tests.environments.trying import BERG, LATER, OSLO, RAIN, STATE, tiny_speech
 from tests.systems.corpora import tree
@@ -301,7 +294,8 @@ def test_prompts_with_examples_are_made_once_round_by_round(tmp_path: Path) -> N
         assert not shown & tried
     with opened(config, system.workdir) as other:  # nothing plays
         assert other.prompt.variants == variants
-    saved = json.loads((system.workdir / "few_shot.json").read_text())
-    (tmp_path / "few_shot.json").write_text(json.dumps(saved | {"template": "another"}))
-    with pytest.raises(InputError, match="few_shot"):
-        kept_prompts(tmp_path, system.inputs.agent.prompt)
+        assert other.maker is not None
+        saved = json.loads((system.workdir / "few_shot.json").read_text())
+        (tmp_path / "few_shot.json").write_text(json.dumps(saved | {"template": "another"}))
+        with pytest.raises(InputError, match="few_shot"):
+            other.maker.prompts(tmp_path, None)

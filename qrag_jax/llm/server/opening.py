@@ -19,7 +19,7 @@ from qrag_jax.llm.config import PREFIX, LlmConfig, ServedConfig, ServerConfig, i
 from qrag_jax.llm.endpoint import Endpoint, read_key
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.text.generation import Generation
-from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal
+from qrag_jax.runtime.interrupt import StopSignal, wait_for
 from qrag_jax.runtime.whole_files import model_digest
 
 if TYPE_CHECKING:  # it takes a while to import, and runs without a model do not need it
@@ -100,9 +100,7 @@ def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]
     starting = pool.submit(server.start)
 
     def wait(stop: StopSignal) -> None:
-        while not concurrent.futures.wait([starting], LOOK_EVERY).done:
-            stop.check()
-        starting.result()
+        wait_for(starting, stop.check)
 
     try:
         yield wait
