@@ -259,8 +259,8 @@ class Rewards:
         watch = Watch(stop, self.lost)
 
         def arrived() -> list[EpisodeRewards | Unscored]:
-            left = iter(wait_for(asked.future, watch.check))
-            threshold = self.settings.completion_threshold
+            rewards = wait_for(asked.future, watch.check)
+            left, threshold = iter(rewards), self.settings.completion_threshold
             return [
                 episode_rewards([*itertools.islice(left, count)], steps, threshold, self.ends)
                 for steps, count in zip(asked.steps, asked.counts, strict=True)

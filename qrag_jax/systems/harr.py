@@ -593,11 +593,12 @@ def _asked(
     assert model is not None
     future = model.submit([each for each in requests if each is not None])
     try:
-        outcomes = iter(wait_for(future, watch.check))
+        outcomes = wait_for(future, watch.check)
     except BaseException:
         future.cancel()
         raise
-    return [None if each is None else next(outcomes) for each in requests]
+    replies = iter(outcomes)
+    return [None if each is None else next(replies) for each in requests]
 
 
 def _chat_text(config: HarrConfig, thinks: bool | None) -> Callable[[prompts.Messages], str]:
