@@ -72,7 +72,7 @@ class GuardedExperience(AgentExperience):
     def __init__(self, guards: rewrite.GuardsConfig, position: Any, *how: Any, **more: Any) -> None:
         position = position or {"batches": 0, "guard": {}}
         self._guards, self._beyond = guards, Counter[str](position["guard"])
-        super().__init__(*how, position["batches"], **more)
+        super().__init__(*how, batches=position["batches"], **more)
 
     def look(self, metrics: Mapping[str, float]) -> None:
         warning = rewrite.beyond_limits(self._guards, self._beyond, metrics)
