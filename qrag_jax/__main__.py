@@ -9,7 +9,7 @@ from qrag_jax.runtime.commandline import lasting_output
 
 COMMANDS = {
     "train": "train a retriever, or go on with a training that was interrupted",
-    "evaluate": "score a run beside the untrained one, or on long documents; tune when to stop",
+    "evaluate": "score a run against the untrained one, or on long documents; tune when to stop",
     "sweep": "train and score one experiment with several seeds and settings, and compare them",
     "predict": "let a language model answer with tools, or write queries, and keep what it did",
     "show": "show runs on one page of HTML: learning curves, episodes step by step",

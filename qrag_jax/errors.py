@@ -37,7 +37,7 @@ class FeedbackLost(RuntimeError):
 
 
 # ---------------------------------------------------------------- rules of a field
-# A field of a section has one beside its type, as in `steps: Count = 100`; `config_fields.fill`
+# A field of a section has one next to its type, as in `steps: Count = 100`; `config_fields.fill`
 # checks it where a config enters.
 
 

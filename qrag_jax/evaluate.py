@@ -13,8 +13,8 @@ that fit the shortest length (`--every_story`: all that fit it).
     python -m qrag_jax.evaluate --log=HELD_OUT_LOG --test=OTHER_LOG
 
 tunes the Q-value at which Q-RAG stops on one retrieval log, and reports its scores on the other
-beside every fixed budget and the oracle `early_stop`. Without `--test` a hash of the ids splits the
-log into two halves. Writes `stopping.json` and `stopping.png`.
+against every fixed budget and the oracle `early_stop`. Without `--test` a hash of the ids splits
+the log into two halves. Writes `stopping.json` and `stopping.png`.
 
     python -m qrag_jax.evaluate --log=LOG --filter=NAME --out=NEW.jsonl
 

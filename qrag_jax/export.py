@@ -7,7 +7,7 @@ question and the chunks taken so far), FOLDER/chunk embeds chunks. README.md say
 trained and how to use them. FOLDER/retriever.json holds all other settings that a search needs.
 
 Of a run of RLVR, LeReT or DeepRetrieval, FOLDER is the trained language model, as transformers
-reads it. A critic is not exported. Adapters are merged in, and also beside it, in PEFT's format.
+reads it. A critic is not exported. Adapters are merged in, and also next to it, in PEFT's format.
 
 With --system=FILE.py, a system of your own writes FOLDER by its own `export`.
 `hf upload OWNER/NAME FOLDER` puts the folder on the hub.

@@ -89,7 +89,7 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
         log.unlink(missing_ok=True)
     others = refuse_other(log, settings)  # before anything is computed
     if others and not (workdir or log.exists()):
-        # Encoder and index beside the log are of other settings.
+        # Encoder and index next to the log are of other settings.
         for name in (FOLDER, INDEX):
             shutil.rmtree(folder / name, ignore_errors=True)
         (folder / PASSAGES).unlink(missing_ok=True)

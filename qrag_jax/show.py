@@ -151,9 +151,9 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
     if 0 < most < len(rows):
         notes.append(f"Shown are {most} of {len(rows)} episodes, spread evenly.")
         rows = [rows[at] for at in evaluation.spread(len(rows), most)]
-    # The record beside a log says what it was made with, by names with dots or as a section.
-    beside = flat(read_record(log)).items()
-    settings |= {n.removeprefix("config."): v for n, v in beside if n.startswith("config.")}
+    # The record next to a log says what it was made with, by names with dots or as a section.
+    recorded = flat(read_record(log)).items()
+    settings |= {n.removeprefix("config."): v for n, v in recorded if n.startswith("config.")}
     words = evaluation.words_of(kind)
     notes.append(words["note"])
     if kind == RETRIEVALS.name:

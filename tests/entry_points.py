@@ -236,13 +236,10 @@ def same_numbers(workdir: Path, other: Path) -> None:
     but for rounding.
     """
     of_layout = ("train/padding_share", "train/accuracy", "train/margin")
-    one, two = (
-        {(step, name): value for step, name, value in measures(each) if name not in of_layout}
-        for each in (workdir, other)
-    )
-    assert one.keys() == two.keys()
-    for place, value in two.items():
-        assert one[place] == pytest.approx(value, 1e-5, 1e-5), place
+    one, two = ([m for m in measures(each) if m[1] not in of_layout] for each in (workdir, other))
+    assert [place for *place, _ in one] == [place for *place, _ in two]
+    for (*place, value), (*_, wanted) in zip(one, two, strict=True):
+        assert value == pytest.approx(wanted, 1e-5, 1e-5), place
     step = max(step for step, _ in losses(other))
     state, wanted = saved_state(workdir, step), saved_state(other, step)
     for name, array in wanted.items():

@@ -227,9 +227,9 @@ def test_programs_of_every_tiny_experiment_fit(name: str, tmp_path: Path) -> Non
 
 def invented_words(puzzle: Puzzle) -> set[str]:
     """All invented words of the entities that a puzzle's passages are about or mention."""
-    told = [p.entity for p in puzzle.passages]
-    told += [o for p in puzzle.passages for o in p.facts.values() if isinstance(o, Entity)]
-    return {word for entity in told for word in entity.words}
+    output = [p.entity for p in puzzle.passages]
+    output += [o for p in puzzle.passages for o in p.facts.values() if isinstance(o, Entity)]
+    return {word for entity in output for word in entity.words}
 
 
 def test_train_and_dev_share_no_invented_word() -> None:

@@ -119,8 +119,8 @@ def known_flags(commands: Commands) -> Callable[[str], set[str]]:
 
     @functools.cache
     def known(name: str) -> set[str]:
-        told = commands.run(name, "--help")
-        listed = re.findall(r"--(?:\[no\])?(\w+)", told.stdout + told.stderr)
+        output = commands.run(name, "--help")
+        listed = re.findall(r"--(?:\[no\])?(\w+)", output.stdout + output.stderr)
         return {*listed, "config", "help", "verbosity"}
 
     return known

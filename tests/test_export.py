@@ -48,7 +48,7 @@ def test_the_code_of_the_card_takes_the_steps_of_the_evaluation(
         chunks = chunks_of(scored_run, row["question"], commands.environment["QRAG_CACHE"])
         lines += [f"question, chunks = {row['question']!r}, {chunks!r}", code]
         lines += ["print(json.dumps([taken, float(q.max())]))"]
-    told = subprocess.run(
+    output = subprocess.run(
         [sys.executable, "-c", "\n".join(lines)],
         cwd=exported,
         env=os.environ | {"HF_HUB_OFFLINE": "1"},  # with torch, which the card's reader has
@@ -56,7 +56,7 @@ def test_the_code_of_the_card_takes_the_steps_of_the_evaluation(
         text=True,
         check=True,
     ).stdout.splitlines()
-    for line, row in zip(told, rows, strict=True):
+    for line, row in zip(output, rows, strict=True):
         taken, value = json.loads(line)
         assert taken == row["pred_idx"]
         assert value == pytest.approx(row["q_values"][-1], abs=1e-5)

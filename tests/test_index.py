@@ -41,8 +41,8 @@ def unbroken(
     commands: Commands, source: Path, tower: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Path:
     out = tmp_path_factory.mktemp("unbroken") / "index"
-    told = commands.succeed("index", *arguments(source, tower, out))
-    assert f"{COUNT} passages" in told
+    output = commands.succeed("index", *arguments(source, tower, out))
+    assert f"{COUNT} passages" in output
     return out
 
 
@@ -62,8 +62,8 @@ def test_a_command_that_was_killed_ends_with_the_same_bytes(
         assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
     assert not (out / "exact" / "manifest.json").exists()
     finished = len(list(out.glob("exact/vectors.*.json")))
-    told = commands.succeed("index", *given)
-    assert f"embedded {COUNT - PART * finished} of them" in told
+    output = commands.succeed("index", *given)
+    assert f"embedded {COUNT - PART * finished} of them" in output
     assert tree(out) == tree(unbroken)
 
 
@@ -134,14 +134,14 @@ def test_a_run_and_its_export_find_the_same(
     export = (f"--index={index}", f"--retriever={exported}")
     questions = [row["question"] for row in log_rows(scored_run)]
     run = (f"--index={index}", f"--workdir={scored_run}", "--checkpoint=last")
-    told = commands.succeed("search", *run, *questions).splitlines()
+    output = commands.succeed("search", *run, *questions).splitlines()
     retriever = Retriever.load(scored_run, LoadSettings(checkpoint="last"))
     retriever.open(index)
     expected = retriever.search(questions)
     ids = [[hit.id for hit in hits] for hits in expected]
     assert all(len(each) == 2 for each in ids)
-    assert told[::3] == questions
-    printed = [line.split()[2] for at, line in enumerate(told) if at % 3]
+    assert output[::3] == questions
+    printed = [line.split()[2] for at, line in enumerate(output) if at % 3]
     assert printed == [name for each in ids for name in each]
     by_words = commands.succeed("search", f"--index={index}", "--k=2", "T3 T3").splitlines()
     assert by_words[1].split()[2] == "p3"

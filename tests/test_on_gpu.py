@@ -137,8 +137,8 @@ def start(workdir: Path, *fields: str) -> subprocess.Popen[str]:
 
 def train(workdir: Path, *fields: str) -> None:
     process = start(workdir, *fields)
-    told, _ = process.communicate(timeout=600)
-    assert process.returncode == 0, told[-3000:]
+    output, _ = process.communicate(timeout=600)
+    assert process.returncode == 0, output[-3000:]
 
 
 @pytest.mark.parametrize(

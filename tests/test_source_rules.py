@@ -162,7 +162,7 @@ def test_models_and_tokenizers_of_a_folder_run_no_code(
     """Every config of the folder asks for the class of a file in it."""
     from qrag_jax.retrieval.towers import TorchTower
 
-    # transformers asks whether to run the code, where it is told nothing: a user who says yes.
+    # transformers asks whether to run the code, where it is output nothing: a user who says yes.
     monkeypatch.setattr("builtins.input", lambda *words: "y")
     folder, mark = tmp_path / "model", tmp_path / "was run"
     folder.mkdir()

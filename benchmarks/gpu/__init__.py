@@ -60,8 +60,8 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
             print(f"left out: {refused[-1]}", flush=True)
             continue
         for program in found:
-            told = program.get("failed") or f"compiled in {program['compiled_s']:.0f} s"
-            print(f"{row}/{program['program']}: {told}", flush=True)
+            outcome = program.get("failed") or f"compiled in {program['compiled_s']:.0f} s"
+            print(f"{row}/{program['program']}: {outcome}", flush=True)
             cases += cases_of(program)
     if not cases:
         raise InputError(refused[0].partition(": ")[2])

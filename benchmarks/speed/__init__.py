@@ -1,4 +1,4 @@
-"""Measures speed: each case is ours beside a peer that computes the same, in turns, in one run.
+"""Measures speed: each case is ours against a peer that computes the same, in turns, in one run.
 
 Both sides have the same tensors, weights and work; a case says so where that can be compared (loss,
 gradient, vectors, tokens, passages). Data come from the folder QRAG_DATA (default ../shared/data);
@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.report import Case
 from qrag_jax.errors import InputError
 
-# Case → its module, function, and packages of the extra "test" that it needs beside torch.
+# Case → its module, function, and packages of the extra "test" that it needs next to torch.
 CASES = {
     "encoder": ("encoders", "encoder_cases", ""),
     "pqn": ("q_rag", "update_cases", ""),

@@ -1,4 +1,4 @@
-"""Encoders beside Hugging Face's: forward pass and training step of the same rows and weights.
+"""Encoders against Hugging Face's: forward pass and training step of the same rows and weights.
 
 The loss is Σ <vector, random numbers>; its gradient needs one forward and one backward pass. Both
 sides end the step with AdamW on all parameters, without clipping. Theirs runs in two ways: all rows

@@ -1,4 +1,4 @@
-"""HARR's GRPO update beside PyTorch with PEFT: same weights, same batch, same loss.
+"""HARR's GRPO update against PyTorch with PEFT: same weights, same batch, same loss.
 
 Float32 on a CPU. The old log-probabilities are a little off those of the weights, so some ratios
 are clipped. Texts are random tokens. The peer is written from the paper (arXiv 2602.03645, eq. 7 to
@@ -235,7 +235,7 @@ class QueryLearner:
         )
 
     def gradients(self, batch: HopBatch) -> float:
-        """Computes the gradients of the loss anew; returns the loss."""
+        """Computes the gradients of the loss again; returns the loss."""
         present = np.asarray(batch.lengths) > 0
         tokens, lengths = (np.asarray(each)[present] for each in (batch.tokens, batch.lengths))
         searches = self._searches(batch, present)

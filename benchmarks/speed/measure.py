@@ -102,7 +102,7 @@ def beside(
     least: float | None = None,
     details: Mapping[str, float | str] | None = None,
 ) -> Case:
-    """The case of our program beside the fastest of its peers.
+    """The case of our program against the fastest of its peers.
 
     Args:
         amount: what a call of any of the programs gets done, in `unit` but for "/s"; a function

@@ -1,4 +1,4 @@
-"""Q-RAG's update beside PyTorch: same questions, weights, optimizer.
+"""Q-RAG's update against PyTorch: same questions, weights, optimizer.
 
 HotpotQA's records come from the folder QRAG_DATA; without them, and in quick sizes, questions are
 invented. The peer (`tests.support.torch_pqn`) computes whole batches; chunks in one padded batch or

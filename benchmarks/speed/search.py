@@ -1,4 +1,4 @@
-"""Searches and indexing beside faiss, NumPy, bm25s and sentence-transformers.
+"""Searches and indexing against faiss, NumPy, bm25s and sentence-transformers.
 
 Passages and questions are 2WikiMultihopQA's open corpus in the folder QRAG_DATA, for words SciFact;
 without them, and in quick sizes, they are invented. Towers are MiniLM's, untrained: training does
@@ -84,7 +84,7 @@ class Numbered:
 
 
 def exact_cases(setting: Setting) -> Iterator[Case]:
-    """Queries/s over random vectors, beside faiss' flat index and NumPy."""
+    """Queries/s over random vectors, against faiss' flat index and NumPy."""
     for count, width, batch in ((20_000, 64, 8),) if setting.quick else SIZES:
         rng = np.random.default_rng(0)
         vectors = rng.standard_normal((count, width), np.float32)
@@ -120,7 +120,7 @@ def by_numpy(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
 
 
 def bm25_cases(setting: Setting) -> Iterator[Case]:
-    """Queries/s by words beside bm25s itself, and nDCG@10 of both where there are judgements."""
+    """Queries/s by words against bm25s itself, and nDCG@10 of both where there are judgements."""
     import bm25s
     import Stemmer
 
@@ -225,7 +225,7 @@ def _encoder(setting: Setting, export: Path) -> PassageEncoder:
 
 
 def index_cases(setting: Setting) -> Iterator[Case]:
-    """Passages/s of an index from a file of texts, beside sentence-transformers and numpy.save."""
+    """Passages/s of an index from a file of texts, against sentence-transformers and numpy.save."""
     from sentence_transformers import SentenceTransformer
 
     towers = towers_of(setting)

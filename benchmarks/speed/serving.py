@@ -1,4 +1,4 @@
-"""`qrag serve` beside a plain server."""
+"""`qrag serve` against a plain server."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Course:
 
 
 def server_cases(setting: Setting) -> Iterator[Case]:
-    """Answers/s of the user's own server, one step and four, beside a plain FastAPI server."""
+    """Answers/s of the user's own server, one step and four, against a plain FastAPI server."""
     towers, folder = towers_of(setting), setting.folder
     np.save(folder / "served.npy", towers.vectors())
     passages = zip((each.name for each in towers.texts.passages), towers.state_texts(), strict=True)

@@ -1,4 +1,4 @@
-"""Token policies beside TRL, PyTorch and transformers, on a CPU in float32.
+"""Token policies against TRL, PyTorch and transformers, on a CPU in float32.
 
 A small random decoder of 4 × 192; both sides have its weights, the batch and the loss. GRPO: 8
 questions of 8 episodes, prompts of 256 tokens and episodes of 128, half of them sampled; with a
@@ -108,7 +108,7 @@ class Updates:
 
 
 def grpo_cases(setting: Setting) -> Iterator[Case]:
-    """GRPO beside TRL: loss, gradient, speed and, with the large vocabulary, memory."""
+    """GRPO against TRL: loss, gradient, speed and, with the large vocabulary, memory."""
     if setting.quick:
         yield from _grpo(setting, Size(300, 1), Lengths(2, 4, (32, 32), (16, 16)))
         return
@@ -159,7 +159,7 @@ def _grpo(setting: Setting, size: Size, lengths: Lengths) -> Iterator[Case]:
 
 
 def sampler_cases(setting: Setting) -> Iterator[Case]:
-    """New tokens a second beside transformers' `generate`: the same prompts, the same tokens."""
+    """New tokens a second against transformers' `generate`: the same prompts, the same tokens."""
     import torch
     from transformers import AutoModelForCausalLM
 

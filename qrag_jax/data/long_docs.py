@@ -259,7 +259,7 @@ def babilong_documents(
         return Sample(name, story.question, facts, support, (story.answer,), BABILONG)
 
     if split == "train" and config.redraw:
-        line += f"; drawn anew in every epoch; {pool.summary}"
+        line += f"; drawn again in every epoch; {pool.summary}"
         parts = LazySamples(len(kept), alone)
         return Documents(RedrawnSamples(parts, pool.sentences, layout), fit, line)
     content = f"{hashlib.sha256(repr(items).encode()).hexdigest()} {pool.content}"
@@ -331,7 +331,7 @@ def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int
     every = config.train if split == "train" else config.dev
     number, fit = min(every, count) if count else every, Fit(every, every, chunks)
     redraws = split == "train" and config.redraw
-    line = f"{NIAH}: made {number:,} {split} documents" + ", drawn anew in every epoch" * redraws
+    line = f"{NIAH}: made {number:,} {split} documents" + ", drawn again in every epoch" * redraws
     background, shelf, content = np.array(FILLER, object), None, ""
     if knobs.haystack == "essay":
         pool = _books(config, split, chunks - needles)

@@ -38,7 +38,7 @@ class FewShotConfig:
     demonstrations: Count = 3  # examples in a prompt, each one hop of another question
     bootstrap_questions: Count = 50  # questions whose tries become examples
     rank_questions: Count = 50  # other questions, by which prompts are ranked
-    kept: int = internal(3)  # best prompts, which are used beside the bare one
+    kept: int = internal(3)  # best prompts, which are used next to the bare one
     seed: Natural = 0  # draws the questions and the examples
 
     def __post_init__(self) -> None:

@@ -4,7 +4,7 @@ Kinds (Q-RAG, arXiv 2511.07328):
 - `none`: no chunk is rotated.
 - `absolute`: 0, 1, 2, …
 - `random`: as `absolute`, but in training every chunk lies 1 to `MOST_INDENT` positions after the
-  previous one. The gaps are drawn anew for each episode, so that training on short documents also
+  previous one. The gaps are drawn again for each episode, so that training on short documents also
   meets late positions.
 - `random_published`: the "random" of Q-RAG's code, in training and in evaluation. A document of n
   chunks is cut into five parts at four random places, and part j is moved by d_j positions. The

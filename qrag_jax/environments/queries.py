@@ -166,7 +166,7 @@ class QueryPrompt:
     """
 
     prompt: Prompt  # with the slots `question` and `passages`
-    # those beside the bare prompt; variant n is number n - 1 of them
+    # those next to the bare prompt; variant n is number n - 1 of them
     variants: tuple[Variant, ...] = ()
     passage_words: int = 0  # words of a passage that are shown, at most; 0: all
 
@@ -227,7 +227,7 @@ class StylesConfig:
     # Share of the style bridge among marked hops, because it is the hardest to learn; the other
     # styles share the rest. 0: as much as in the other hops
     marked_bridge: Share = 0.0
-    # Share of demonstrations whose names are spelled anew, so that they are copied and not known
+    # Share of demonstrations whose names are spelled again, so that they are copied and not known
     renamed: Share = 0.0
     most_words: Count = 24  # of a query with a passage; the rest of the passage is left out
 

@@ -230,7 +230,7 @@ def words_of(kind: str) -> dict[str, str]:
 def episodes_of(
     kind: str, rows: Sequence[Any], before: Sequence[Any] = (), settings: Settings | None = None
 ) -> list[Episode]:
-    """The episodes of rows of one kind, with those of the untrained model's rows beside them."""
+    """The episodes of rows of one kind, with those of the untrained model's rows next to them."""
     (_, view), settings = KINDS[kind], settings or {}
     early = {each.key: each for each in (view(row, settings) for row in before)}
     episodes = [view(row, settings) for row in rows]

@@ -237,7 +237,7 @@ def _scored(documents: Sequence[Document]) -> tuple[tuple[str, float], ...]:
     return tuple((each.id, float(each.score)) for each in documents)
 
 
-# ---------------------------------------------------------------- ways beside each other
+# ---------------------------------------------------------------- ways together
 # A search that failed tells nothing of its query, which is left out of the means of its way. A
 # difference between two ways is over the queries that failed in neither.
 

@@ -299,7 +299,7 @@ def sums_of_all(counts: Mapping[str, float]) -> dict[str, float]:
 # `question` is a text; `answers`, `taken` (the chunks, in the order taken) and `gold` (the
 # supporting ones, if the data know them) are lists of texts. If it returns no finite number, the
 # episode is left out of the update and counted, never scored 0. It runs in this process, one call
-# at a time, beside the device, without a sandbox.
+# at a time, next to the device, without a sandbox.
 
 OWN = "own"
 PATH = "config.reward.path"

@@ -31,7 +31,7 @@ class QRagRetriever(dspy.Module):
         self.retriever, self.k, self.search_kwargs = retriever, k, dict(search_kwargs or {})
 
     def forward(self, query: str, k: int | None = None, **changes: Any) -> dspy.Prediction:
-        """Passages as texts, in `passages`, and beside them ids, steps, scores and metadata."""
+        """Passages as texts, in `passages`, and next to them ids, steps, scores and metadata."""
         hits = self._hits(query, k, changes)
         return dspy.Prediction(
             passages=[_text(hit) for hit in hits],

@@ -79,7 +79,7 @@ class QRagSearch:
         """
         if top_ranked is not None:
             raise InputError(
-                f"the task {task_metadata.name} ranks given documents anew; a retriever searches "
+                f"the task {task_metadata.name} ranks given documents again; a retriever searches "
                 "the whole corpus, so choose a task of retrieval."
             )
         _check_text(queries, "queries", task_metadata.name)

@@ -163,7 +163,7 @@ class ImitationGradient:
             embedding, taken = state
             return soft_q.twin_q(embedding, rotate(of_chunks, where(taken), last))
 
-        # One state of each question at a time: chunks are rotated anew for each.
+        # One state of each question at a time: chunks are rotated again for each.
         by_state = jnp.moveaxis(of_states, 1, 0), jnp.moveaxis(states.taken, 1, 0)
         twin = jnp.moveaxis(jax.lax.map(scores, by_state), 0, 1)  # [B, S, C, 2]
         q = twin.sum(-1)

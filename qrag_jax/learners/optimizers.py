@@ -22,7 +22,7 @@ _KERNEL = "kernel"
 def matrices_and_others(params: Any) -> Any:
     """A tree like `params` that says of each leaf whether it is a matrix inside a layer.
 
-    The word table, norms, biases, adapters and what stands beside the layers are others: Muon is
+    The word table, norms, biases, adapters and what stands next to the layers are others: Muon is
     for the linear maps between hidden states.
     """
 

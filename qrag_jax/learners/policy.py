@@ -102,11 +102,11 @@ class PolicyLearner(Learner):
             return state, (sums, metrics | learned_by)
 
         if len(divisors) > 1:
-            state, told = jax.lax.scan(step, state, (order, divisors))
+            state, collected = jax.lax.scan(step, state, (order, divisors))
         else:
-            state, told = step(state, jax.tree.map(lambda leaf: leaf[0], (order, divisors)))
-            told = jax.tree.map(lambda leaf: leaf[None], told)
-        sums, by_step = told
+            state, collected = step(state, jax.tree.map(lambda leaf: leaf[0], (order, divisors)))
+            collected = jax.tree.map(lambda leaf: leaf[None], collected)
+        sums, by_step = collected
         metrics = over_axis(jax.tree.map(lambda leaf: leaf[:one_pass], sums)).metrics()
         every = over_axis(sums).metrics()
         metrics |= {name: every[name] for name in _OF_ALL_STEPS if name in every}

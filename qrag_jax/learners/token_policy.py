@@ -88,7 +88,7 @@ class TokenPolicy(PolicyLearner, Generic[Config]):
         of_pairs = isinstance(config, PreferenceConfig)
         loss: Callable[..., Sums] = pair_loss if of_pairs else token_loss
         trained, frozen, to_stored = trainable(self.trunk, whole, self.lora_scale)
-        # The gradient of words is added up row by row, that of a head of its own beside it.
+        # The gradient of words is added up row by row, that of a head of its own next to it.
         tables = {path: trained.pop(path) for path in ((WORDS,), (HEAD,)) if path in trained}
         every = frozen | tables
         table = every[WORDS,]

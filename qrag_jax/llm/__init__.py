@@ -1,1 +1,1 @@
-"""Client and server of a language model that runs beside the trainer; never imports jax."""
+"""Client and server of a language model that runs next to the trainer; never imports jax."""

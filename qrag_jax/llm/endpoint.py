@@ -163,7 +163,7 @@ class Endpoint:
         import httpx2
 
         options = http_options(self._url, self._key, httpx2.HTTPTransport) | {"trust_env": False}
-        # vLLM's own endpoints, such as /health, are beside /v1 and not below it.
+        # vLLM's own endpoints, such as /health, are next to /v1 and not below it.
         root = options.pop("base_url").rstrip("/").removesuffix("/v1")
         sent: dict[str, Any] = {}
         if body is not None:  # NaN, too: the server knows the field's name

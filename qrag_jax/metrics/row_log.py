@@ -1,4 +1,4 @@
-"""The log that all that is evaluated is written to: a JSON line a row, and a record beside it.
+"""The log that all that is evaluated is written to: a JSON line a row, and a record next to it.
 
 A log grows part by part and goes on after a kill. Its record, `<log>.json`, says what all rows
 depend on, so that no log has rows of two evaluations. The kinds of rows are in `metrics.rows`.
@@ -33,7 +33,7 @@ class RowLog(Generic[Row]):
     optional: Iterable[str] = ()  # fields that are not written if they are empty or None
 
     def write(self, path: Path, rows: Iterable[Row], record: Mapping[str, Any]) -> None:
-        """Writes a whole log, and beside it what it depends on."""
+        """Writes a whole log, and next to it what it depends on."""
         # The record first: a log without one is nobody's.
         write_whole(record_path(path), json.dumps(record, indent=1) + "\n")
         self.rewrite(path, rows)
@@ -139,7 +139,7 @@ def object_in(path: Path) -> dict[str, Any]:
 
 
 def begin(log: Path, record: Mapping[str, Any], *, restart: bool = False) -> None:
-    """Keeps the record beside the log, and refuses a log of another one."""
+    """Keeps the record next to the log, and refuses a log of another one."""
     if restart:
         log.unlink(missing_ok=True)
     _refuse(log, differing(read_record(log), record))
@@ -173,7 +173,7 @@ def _refuse(log: Path, fields: list[str]) -> None:
         return
     why = ", ".join(fields[:_MOST_NAMED]) + ", …" * (len(fields) > _MOST_NAMED)
     if not record_path(log).exists():
-        why = f"it has rows, but {record_path(log).name} is missing beside it"
+        why = f"it has rows, but {record_path(log).name} is missing next to it"
     raise InputError(
         f"{log} was begun with other settings, data or weights: {why}; give --restart or --out."
     )

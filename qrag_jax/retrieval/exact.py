@@ -46,7 +46,7 @@ _BLOCK_BYTES = 2**28  # that are brought to a device at a time
 _CANDIDATES = {FLOAT32: 1.0, BFLOAT16: 1.25, INT8: 4.0}
 # A training asks for products of cuBLAS, which nothing has to time (`runtime.platform`); but
 # that reads a copy of each block. Here products may differ from one process to the next: they only
-# find groups, and the scores are computed anew by a sum of fixed order.
+# find groups, and the scores are computed again by a sum of fixed order.
 _GPU_OPTIONS = {"xla_gpu_enable_triton_gemm": True, "xla_gpu_deterministic_ops": False}
 _EXAMINED = 2**24  # numbers of vectors that the host reads at a time to score again
 

@@ -1,6 +1,6 @@
 """Samples tokens on the device that trains: prompts are read in parts, then a token at a time.
 
-Rows of one call are drawn beside each other. When three quarters of them have ended, the others go
+Rows of one call are drawn together. When three quarters of them have ended, the others go
 on alone. Equal prompts, such as those of a group, are read once, and so is a long prefix that
 prompts share, such as instructions or examples. A draw depends on the row's key and the token's
 position, so it is the same whatever else is in the call.

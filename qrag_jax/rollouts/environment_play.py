@@ -2,7 +2,7 @@
 
 The process asks for turns by ids, and says at an episode's end which of them are part of it. A
 sampler on the device is asked when nothing has arrived for a moment, or when all episodes wait for
-it. A process that was lost is started again, and its episodes are played anew.
+it. A process that was lost is started again, and its episodes are played again.
 """
 
 from __future__ import annotations

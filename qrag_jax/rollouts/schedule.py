@@ -80,7 +80,7 @@ class Schedule:
         self.counts, self._attempts = counts, attempts
         self._ready: deque[tuple[Playing, Any]] = deque()  # episodes that can go on, with the reply
         self._arrived: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
-        # What is waited for beside all else, and where each goes.
+        # What is waited for as well, and where each goes.
         self.flying: dict[Future[Any], list[Callable[[Any], None]]] = {}
         # Turns that wait to be asked for, and where they go.
         self.speaking = list[tuple[SampleRequest, Callable[[Sampled | Failure], None]]]()
@@ -140,7 +140,7 @@ class Schedule:
         self._ready.append((playing, reply))
 
     def fly(self, future: Future[Any], arrived: Callable[[Any], None]) -> None:
-        """Waits for a future beside all else; its result goes to `arrived`."""
+        """Waits for a future as well; its result goes to `arrived`."""
         if future not in self.flying:
             self.flying[future] = []
             future.add_done_callback(self._arrived.put)

@@ -58,7 +58,7 @@ if TYPE_CHECKING:  # runs without a server do not need it
     from qrag_jax.llm.client import Client
 
 _CHECKED_TURNS, _CHECKED_TOKENS = 8, 32
-_NOISE = 0.3  # of the adapters that the check hands over, beside outputs of the order of 1
+_NOISE = 0.3  # of the adapters that the check hands over, next to outputs of the order of 1
 _REFUSED = range(400, 500)
 
 
@@ -386,10 +386,10 @@ def check_log_probs(
     wrong = {name: _distance(server, values) for name, values in others.items()}
     is_other = distance > _ROUNDING and min(wrong.values()) < distance / 2
     if is_other or not distance <= TOLERANCE:  # nor NaN
-        beside = ", ".join(f"{apart:.3g} from those {name}" for name, apart in wrong.items())
+        distances = ", ".join(f"{apart:.3g} from those {name}" for name, apart in wrong.items())
         raise InputError(
             f"the server's log-probabilities are {distance:.3g} nats a token from the trainer's "
-            f"({beside}); serve the folder of the model that is trained by a vLLM that has LoRA "
+            f"({distances}); serve the folder of the model that is trained by a vLLM that has LoRA "
             f"for it, and {_MODE}, or set config.sampling.engine to device."
         )
     return distance

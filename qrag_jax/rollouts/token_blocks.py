@@ -19,7 +19,7 @@ from qrag_jax.models.compute.sharing import RowLengths
 from qrag_jax.rollouts.trajectories import TokenBatch
 
 _MULTIPLE = 8  # lengths of rows are multiples of it
-_ROWS = 2.0  # rows of a block, beside those that fill it if all are as long as the longest may be
+_ROWS = 2.0  # rows of a block, next to those that fill it if all are as long as the longest may be
 _COARSE, _FINE = 2, 8  # lengths that are distinguished between one power of two and the next
 # Blocks of a device: there are programs for so many, and for 4, 16 … times more. Empty ones are not
 # computed, so only their transfer costs anything.
@@ -214,7 +214,7 @@ def _packed(groups: list[_Piece], shape: BlockShape, *, whole: bool) -> list[lis
                 if fits and taken == left:
                     into, best = number, taken
                     break
-                # Few rows beside the same prompt again are no gain.
+                # A few rows with the same prompt again are no gain.
                 tokens = sum(row.alone for row in taken)
                 if tokens > most and not whole:
                     most, into, best = tokens, number, taken

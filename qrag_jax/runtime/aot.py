@@ -117,7 +117,7 @@ def described_devices(name: str) -> tuple[Target, list[jax.Device]]:
 
 # The cheapest first: blocks and remat change no result.
 SAVING = (
-    "a lower config.encoder.block_tokens (or model.block_tokens), remat=layers beside it, fewer "
+    "a lower config.encoder.block_tokens (or model.block_tokens), remat=layers as well, fewer "
     "questions at a time (train.batch_size, eval.batch_size, sampling.rows), adapters (lora.rank) "
     "or more devices along fsdp (runtime.mesh) need less"
 )

@@ -139,7 +139,7 @@ def shardings_of(mesh: Mesh, rules: Rules, tree: Any, params: Any) -> Any:
     }
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        # Longest end of the path first, because `layers/norm/scale` may exist beside `norm/scale`.
+        # Longest end of the path first, because `layers/norm/scale` may exist next to `norm/scale`.
         ends = ((_name(path[start:]), leaf.shape) for start in range(len(path)))
         return NamedSharding(mesh, next((specs[e] for e in ends if e in specs), PartitionSpec()))
 

@@ -67,7 +67,7 @@ def compiler_options(mesh: Mesh, *, adapters: bool) -> dict[str, Any] | None:
     parts: for Qwen3-0.6B that is an eighth of an update's time, as estimated for H100s.
 
     Args:
-        adapters: the program computes low-rank adapters beside kernels, or other products of one
+        adapters: the program computes low-rank adapters next to kernels, or other products of one
             factor that are faster apart.
     """
     apart = adapters and Platform.of(mesh).kind == GPU

@@ -58,7 +58,7 @@ def passage_text(title: str, text: str, separator: str = TITLE_SEPARATOR) -> str
 class Tower:
     """One of the two models."""
 
-    folder: Annotated[str, _NAME]  # beside the file, as sentence-transformers reads it
+    folder: Annotated[str, _NAME]  # next to the file, as sentence-transformers reads it
     prefix: Text  # the text that its rows begin with; the tokenizer in the folder adds it
     max_tokens: Count  # of its longest row, special ones included; its tokenizer cuts longer ones
     width: Annotated[int, least(2)]  # D, of its vectors; even, each half is one critic

@@ -47,7 +47,7 @@ class LogText:
     """What a system gives the log besides metrics."""
 
     names: Callable[[Sequence[int]], list[str]]  # the ids of questions from their numbers
-    shown: Mapping[str, str]  # metrics shown beside the progress bar, name → format
+    shown: Mapping[str, str]  # metrics shown next to the progress bar, name → format
     advice: str  # what the user can change if no step is finite; part of an error message
 
 

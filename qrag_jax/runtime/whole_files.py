@@ -80,7 +80,7 @@ def write_json(path: Path, value: Any) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Opens a file beside `path`; it replaces `path` when the block ends without an error."""
+    """Opens a file next to `path`; it replaces `path` when the block ends without an error."""
     if path.is_dir():  # refused before the block runs, and with this name, not the partial file's
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     path.parent.mkdir(parents=True, exist_ok=True)

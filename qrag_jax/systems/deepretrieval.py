@@ -3,7 +3,7 @@
 One query in, one rewritten query out; a search of it, in any engine, gives the reward. The model
 learns by PPO with a critic, or by GRPO. Imitation of scripted rewritings may come before.
 
-A run is scored on its test queries beside the weights at the end of the script (SFT alone), the
+A run is scored on its test queries next to the weights at the end of the script (SFT alone), the
 untrained ones, the original query, and its words without function words. Each way has a log, which
 is not played twice, and a TREC run for each collection. Rankings are scored as trec_eval scores
 them, with intervals by the bootstrap; differences are paired by the queries.
@@ -351,7 +351,7 @@ def _compared(
             label: {measure: column[numbers] for measure, column in columns.items()}
             for label, columns in ways.items()
         }
-        every[name] = scoring.beside(own, main, rewrite_summary, rewrite_gains)
+        every[name] = scoring.compared(own, main, rewrite_summary, rewrite_gains)
         if name != POOLED or len(places) > 1:
             gains = ((f"gain over {way}", gain) for way, gain in every[name]["gains"].items())
             counts = {"failed": "{failed} of {queries}"}

@@ -68,7 +68,7 @@ def score_agent(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -
     rows = {label: AGENTS.read(log) for label, log in played}
     summary: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
     summary["questions"] = halves(inputs.drawn)
-    summary |= scoring.beside(rows, main, agent_summary, _gains)
+    summary |= scoring.compared(rows, main, agent_summary, _gains)
     if options.sampled:
         summary["pass@k"] = _passes(rows[main], options.sampled)
     return scoring.end_scoring(out, raw, summary, [*_table(summary), summary["questions"]["line"]])

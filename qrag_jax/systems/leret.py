@@ -540,7 +540,7 @@ class LessonExperience:
                 "other prompts (config.tries.prompts), more tries of each (config.tries.samples) "
                 "at a higher config.sampling.temperature, or leave the stage out."
             )
-        # The shape depends on the tries, and not on when the run was begun anew.
+        # The shape depends on the tries, and not on when the run was begun.
         longest = [(segment,) * len(every[0]) for segment in self._lessons.longest]
         rows = lesson_batch([*every, *longest], system.config.sampling.room)
         self._shape = shape = system.shape_of(plan.kind, rows)
@@ -580,7 +580,7 @@ def score_query_writer(
         )
         questions = halves(predictor.system.inputs.drawn)
     rows, main = {label: HOPS.read(log) for label, log in found}, found[0][0]
-    summary = scoring.beside(rows, main, hop_summary, hop_gains)
+    summary = scoring.compared(rows, main, hop_summary, hop_gains)
     hops = len(rows[main][0].hops)
     lines = hop_table(summary["scores"], hops)
     for way, gain in filter(lambda each: each[1], summary["gains"].items()):

@@ -1,4 +1,4 @@
-"""Scores a run's checkpoint beside the encoder that it started from, with resumable logs."""
+"""Scores a run's checkpoint against the encoder that it started from, with resumable logs."""
 
 from __future__ import annotations
 
@@ -164,7 +164,7 @@ def log_record(
 
 
 class _TwoLogs(RowLog[Any]):
-    """Pairs of rows: in a log those of play in several steps, beside it those of one look-up."""
+    """Pairs of rows: in a log those of play in several steps, next to it those of one look-up."""
 
     def append(self, path: Path, rows: Iterable[Any]) -> None:
         several, single = zip(*rows, strict=True)

@@ -275,7 +275,7 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
         scores, gains, files = (dict[str, dict[str, Any]]() for _ in range(3))
         for name, own in logs.items():
             rows = {label: scored_episodes(log) for label, log in own.items()}
-            found = scoring.beside(rows, main, episode_summary, episode_gains)
+            found = scoring.compared(rows, main, episode_summary, episode_gains)
             scores[name], gains[name] = found["scores"], found["gains"]
             # Each log is in the folder of its weights, in that of all.
             files[name] = {label: f"{log.parent.name}/{log.name}" for label, log in own.items()}

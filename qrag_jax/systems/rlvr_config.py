@@ -84,7 +84,7 @@ class EnvironmentConfig:
 
 NAME = "rlvr"
 SFT, GRPO = STAGES = ("sft", "grpo")
-REWARD = "reward"  # the name of the whole reward, beside those of its parts
+REWARD = "reward"  # the name of the whole reward, next to those of its parts
 
 
 @dataclasses.dataclass(frozen=True)

@@ -276,7 +276,7 @@ class EnvironmentRlvr(ToolSystem):
     def summary(
         self, logs: Logs, main: str, options: ScoreOptions
     ) -> tuple[dict[str, Any], list[str]]:
-        """The file that verifiers itself would write is written beside each log."""
+        """The file that verifiers itself would write is written next to each log."""
         scores, lines = dict[str, Any](), list[str]()
         for label, path in logs[PREDICTED_BY].items():
             facts = [row.trajectory["facts"] for row in PREDICTIONS.each(path)]

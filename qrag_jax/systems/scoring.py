@@ -149,7 +149,7 @@ def begin_scoring(
     return raw, out, lambda drawn: drawn.summary(chose, others=others)
 
 
-def beside(
+def compared(
     rows: Mapping[str, Row],
     main: str,
     summarise: Callable[[Row], Any],
@@ -194,7 +194,7 @@ class Questions(Generic[Asked, Row]):
 
     rows: RowLog[Row]  # writes and reads the logs
     asked: Sequence[Asked]  # all of it
-    # Whether a row is of this; None: the record beside the log says enough
+    # Whether a row is of this; None: the record next to the log says enough
     is_of: Callable[[Row, Asked], bool] | None = None
     size: int = 0  # asked of a part, 0: all
     draws: int = 1  # rows of each asked

@@ -325,7 +325,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         return policy.placed_base(stored, placed=self.placed)
 
     def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
-        """See `System`; the state begins anew with a later stage."""
+        """See `System`; the state begins again with a later stage."""
         step = self._updates(state)
         stage = self.stage_at(step)
         if step == stage.plan.first > 0:

@@ -1,6 +1,6 @@
-"""Advantages and returns beside slow NumPy versions; losses by hand and in their limits.
+"""Advantages and returns against slow NumPy versions; losses by hand and in their limits.
 
-Losses and gradients of GRPO, its ratios and aggregations, and DPO beside TRL:
+Losses and gradients of GRPO, its ratios and aggregations, and DPO next to TRL:
 `tests/learners/test_token_losses_beside_trl.py`; of PPO, with GAE, and IPO by their definition:
 `tests/learners/test_token_update.py`; of HARR, step by step: `tests/learners/test_query_update.py`.
 """

@@ -1,4 +1,4 @@
-"""Every registered language model beside Hugging Face's: a new one is tested by registering it.
+"""Every registered language model against Hugging Face's: a new one is tested by registering it.
 
 It is registered in `tests.support.small_models.DECODERS`. Its trunk is packed into blocks, lies on
 several devices, has adapters and half precision in tests/conformance/test_encoders.py.

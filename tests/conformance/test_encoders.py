@@ -1,4 +1,4 @@
-"""Every registered encoder beside Hugging Face's model of the same folder, and PEFT's adapters.
+"""Every registered encoder against Hugging Face's model of the same folder, and PEFT's adapters.
 
 A new family is tested when `tests.support.small_models.FAMILIES` has it. Rows are packed into
 blocks here, while Hugging Face's model computes them one by one.

@@ -98,7 +98,7 @@ def rows_of(documents: Sequence[Passage]) -> list[dict[str, Any]]:
 
 
 def as_collection(folder: Path, content: tuple[list[Passage], dict[str, str]]) -> None:
-    """Further fields in `metadata` or beside it, which may be null, as an empty title may."""
+    """Further fields in `metadata` or next to it, which may be null, as an empty title may."""
     rows = []
     for number, d in enumerate(content[0]):
         more = {"metadata": d.metadata} if number % 2 else {"metadata": None, **d.metadata}

@@ -161,9 +161,9 @@ def test_a_limit_counts_updates_in_a_row() -> None:
     beyond, nothing = Counter[str](), math.nan
     config = GuardsConfig(max_words=9, min_entropy=0.5, patience=2)
     steps = ((12, 0.2), (nothing, 0.8), (12, 0.2), (12, 0.2), (12, 0.8), (3, 0.8))
-    told = [
+    output = [
         beyond_limits(config, beyond, {"query_words": words, "entropy": entropy})
         for words, entropy in steps
     ]
-    assert [place for place, text in enumerate(told) if "query_words" in text] == [2, 4]
-    assert [place for place, text in enumerate(told) if "entropy" in text] == [3]
+    assert [place for place, text in enumerate(output) if "query_words" in text] == [2, 4]
+    assert [place for place, text in enumerate(output) if "entropy" in text] == [3]

@@ -49,7 +49,7 @@ def trainer_words(
 
 
 class Manifest:
-    """The parts of kubernetes.yaml, alone or with a model beside the trainer."""
+    """The parts of kubernetes.yaml, alone or with a model next to the trainer."""
 
     def __init__(self, with_model: bool) -> None:
         self.parts = list(yaml.safe_load_all(text_of("kubernetes.yaml", with_model)))

@@ -37,14 +37,14 @@ print(json.dumps([rewards, splits, unwanted]))
 
 
 def test_its_rewards_are_ours_and_no_question_is_trained_on_and_scored(tmp_path: Path) -> None:
-    told, names = stories(COUNT), [f"q{number}" for number in range(60)]
+    episodes, names = stories(COUNT), [f"q{number}" for number in range(60)]
     row = {"chunks": ["a", "b"], "support": [0], "answers": ["a"]}
     rows = [{"id": name, "question": f"{name}?", **row} for name in names]
     data = write_lines(tmp_path / "train.jsonl", rows)
     path = os.pathsep.join([str(ROOT), str(PACKAGE / "src")])
     done = subprocess.run(
         [sys.executable, "-c", PLAYS],
-        input=json.dumps([[story.texts for story in told], str(data)]),
+        input=json.dumps([[story.texts for story in episodes], str(data)]),
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": path},
@@ -53,7 +53,7 @@ def test_its_rewards_are_ours_and_no_question_is_trained_on_and_scored(tmp_path:
     assert done.returncode == 0, done.stderr[-3000:]
     found, (train, dev), unwanted = json.loads(done.stdout.splitlines()[-1])
     assert unwanted == []
-    assert found == stored(tmp_path / "here", told)
+    assert found == stored(tmp_path / "here", episodes)
     assert len(set(found)) > 3
     assert min(len(train), len(dev)) > 0
     assert sorted([*train, *dev]) == sorted(names)
@@ -61,5 +61,7 @@ def test_its_rewards_are_ours_and_no_question_is_trained_on_and_scored(tmp_path:
 
 @needs_verifiers
 def test_its_rewards_are_ours_over_verifiers(tmp_path: Path) -> None:
-    told = stories(COUNT)
-    assert stored(tmp_path / "verifiers", told, verifiers=True) == stored(tmp_path / "here", told)
+    episodes = stories(COUNT)
+    assert stored(tmp_path / "verifiers", episodes, verifiers=True) == stored(
+        tmp_path / "here", episodes
+    )

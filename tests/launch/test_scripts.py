@@ -109,9 +109,11 @@ def local(
 
 
 def test_each_process_is_told_where_the_others_are(tmp_path: Path) -> None:
-    told = ended(local(tmp_path, "3", "end", "--a=x y", "$HOME *", CUDA_VISIBLE_DEVICES="3,5,6,7"))
-    assert told.returncode == 0, told.stderr
-    found = peers(told.stdout)
+    result = ended(
+        local(tmp_path, "3", "end", "--a=x y", "$HOME *", CUDA_VISIBLE_DEVICES="3,5,6,7")
+    )
+    assert result.returncode == 0, result.stderr
+    found = peers(result.stdout)
     address = found[0][2][-1].partition(",")[0]
     assert address.startswith("--hosts=127.0.0.1:")
     for number, gpu in enumerate("356"):  # a GPU of its own
@@ -132,24 +134,29 @@ def test_each_process_is_told_where_the_others_are(tmp_path: Path) -> None:
 def test_a_failure_ends_or_restarts_all(
     tmp_path: Path, what: str, environment: dict[str, str], statuses: set[int], starts: int
 ) -> None:
-    told = ended(local(tmp_path, "2", what, **environment))
-    assert told.returncode in statuses, told.stderr
-    assert len(peers(told.stdout)) == starts
+    result = ended(local(tmp_path, "2", what, **environment))
+    assert result.returncode in statuses, result.stderr
+    assert len(peers(result.stdout)) == starts
 
 
 def test_a_signal_stops_all_and_is_no_failure(tmp_path: Path) -> None:
     process = local(tmp_path, "2", "wait", RESTARTS="3")
     read_until(process, 2)
     process.send_signal(signal.SIGINT)
-    told = ended(process)
-    assert told.returncode == 143
-    assert sorted(told.stdout.split()) == ["0", "1", "stopped", "stopped"]  # and none started again
+    result = ended(process)
+    assert result.returncode == 143
+    assert sorted(result.stdout.split()) == [
+        "0",
+        "1",
+        "stopped",
+        "stopped",
+    ]  # and none started again
 
 
 def test_wrong_words_are_refused(tmp_path: Path) -> None:
     for words, name in ((("0", "true"), "COUNT"), (("2", "true"), "GPU")):
-        told = ended(start("local.sh", *words, folder=tmp_path, CUDA_VISIBLE_DEVICES="0"))
-        assert (told.returncode, name in told.stderr) == (2, True)
+        result = ended(start("local.sh", *words, folder=tmp_path, CUDA_VISIBLE_DEVICES="0"))
+        assert (result.returncode, name in result.stderr) == (2, True)
 
 
 # ---------------------------------------------------------------- with a language model
@@ -173,16 +180,16 @@ def beside(folder: Path, model: str, *words: str | Path) -> subprocess.Popen[str
 
 def test_the_command_is_told_where_the_model_is(tmp_path: Path) -> None:
     show = program(tmp_path / "show", 'printf "%s|" "$@"\nexit 7\n')
-    told = ended(beside(tmp_path, "a b", "--", show, "x y"))
-    assert told.returncode == 7
-    assert told.stdout == "|".join(["x y", *WORDS, ""])
-    assert "--config.llm.server.model=a b" in told.stderr
-    assert told.stderr.endswith("model stopped\n")
+    result = ended(beside(tmp_path, "a b", "--", show, "x y"))
+    assert result.returncode == 7
+    assert result.stdout == "|".join(["x y", *WORDS, ""])
+    assert "--config.llm.server.model=a b" in result.stderr
+    assert result.stderr.endswith("model stopped\n")
 
 
 def test_a_model_that_fails_ends_it(tmp_path: Path) -> None:
-    told = ended(beside(tmp_path, "broken", "--", "echo", "ran"))
-    assert (told.returncode, told.stdout) == (3, "")
+    result = ended(beside(tmp_path, "broken", "--", "echo", "ran"))
+    assert (result.returncode, result.stdout) == (3, "")
 
 
 def test_a_signal_ends_the_command_and_then_the_model(tmp_path: Path) -> None:
@@ -191,9 +198,9 @@ def test_a_signal_ends_the_command_and_then_the_model(tmp_path: Path) -> None:
     process = beside(tmp_path, "x", "--", last)
     read_until(process, 1)
     process.send_signal(signal.SIGTERM)
-    told = ended(process)
-    assert told.returncode == 143
-    assert told.stderr.endswith("model stopped\n")
+    result = ended(process)
+    assert result.returncode == 143
+    assert result.stderr.endswith("model stopped\n")
 
 
 # ---------------------------------------------------------------- SLURM; no cluster has run it
@@ -284,9 +291,9 @@ def submitted(folder: Path, tasks: str, *words: str, **environment: str) -> subp
 def test_a_failure_queues_the_job_again_ten_times(
     tmp_path: Path, tasks: str, restarts: str, status: int, again: bool
 ) -> None:
-    told = ended(submitted(tmp_path, tasks, SLURM_RESTART_COUNT=restarts))
-    assert told.returncode == status
-    assert ("scontrol requeue 71" in told.stdout) == again
+    result = ended(submitted(tmp_path, tasks, SLURM_RESTART_COUNT=restarts))
+    assert result.returncode == status
+    assert ("scontrol requeue 71" in result.stdout) == again
 
 
 def test_at_the_time_limit_all_tasks_save_and_the_job_is_queued_again(tmp_path: Path) -> None:
@@ -295,9 +302,9 @@ def test_at_the_time_limit_all_tasks_save_and_the_job_is_queued_again(tmp_path: 
     assert {process.stdout.readline()[:7] for _ in range(2)} == {"task 0:", "task 1:"}
     found = subprocess.run(["pgrep", "-P", str(process.pid)], capture_output=True, text=True)
     os.kill(int(found.stdout), signal.SIGTERM)  # srun: the tasks, not this script, are told
-    told = ended(process)
-    assert told.returncode == 143
-    assert sorted(told.stdout.splitlines()) == ["saved 0", "saved 1", "scontrol requeue 71"]
+    result = ended(process)
+    assert result.returncode == 143
+    assert sorted(result.stdout.splitlines()) == ["saved 0", "saved 1", "scontrol requeue 71"]
 
 
 def test_tasks_wait_for_the_model_of_their_node(tmp_path: Path) -> None:
@@ -312,8 +319,8 @@ printf "%s|" "$@" >"task$SLURM_PROCID"
 """
     python = program(tmp_path / "other", model)
     given = {"SIDECAR_MODEL": "a b", "SIDECAR_DEVICES": "4,5", "QRAG_PYTHON": str(python)}
-    told = ended(submitted(tmp_path, "0 0", "--x", **given))
-    assert told.returncode == 0, told.stderr
+    result = ended(submitted(tmp_path, "0 0", "--x", **given))
+    assert result.returncode == 0, result.stderr
     flags = "-m|qrag_jax.train|--x|--hosts=auto|"
     url = "--config.llm.url=http://127.0.0.1:8100/v1|--config.llm.model=m|"
     assert {(tmp_path / f"task{n}").read_text() for n in (0, 1)} == {flags + url}

@@ -100,7 +100,7 @@ def changed(change: Callable[..., None], given: tuple[Any, ...]) -> tuple[Any, .
 
 
 def set_to(value: float, name: str | int, place: Any = ...) -> Callable[..., None]:
-    """Sets an array of the batch, or what is given beside it, to the value: here, or all of it."""
+    """Sets an array of the batch, or what is given with it, to the value: here, or all of it."""
 
     def change(*given: Any) -> None:
         array = given[name] if isinstance(name, int) else getattr(given[0], name)

@@ -1,4 +1,4 @@
-"""Imitation beside its slow definition: states listed one by one, rows embedded side by side."""
+"""Imitation against its slow definition: states listed one by one, rows embedded side by side."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A training step of two towers and its state; learning rates, AdamW and Muon beside optax."""
+"""A training step of two towers and its state; learning rates, AdamW and Muon against optax."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ TOWER = tower(play_setup.ENCODER, 0)
 
 
 def test_it_acts_at_random_first_and_repeats_without_a_compile_or_a_transfer() -> None:
-    """What a step moves, beside PyTorch: tests/benchmarks/test_speed.py."""
+    """What a step moves, against PyTorch: tests/benchmarks/test_speed.py."""
     towers = two_towers(ALONE, TOWER)
     step, state, found = fused_update(towers), towers.first_state(TOWER, 42), []
     for number in range(3):
@@ -157,7 +157,7 @@ ADAM = dataclasses.replace(MUON, matrices="adam")
 # Two towers of three layers; one map widens, the other narrows.
 SHAPES = {
     "words": (2, 7, 4),
-    "kernel": (3, 3),  # beside the layers
+    "kernel": (3, 3),  # next to the layers
     "layers": {
         "up": {"kernel": (2, 3, 4, 9), "bias": (2, 3, 9), "lora_a": (2, 3, 4, 2)},
         "down": {"kernel": (2, 3, 9, 4)},

@@ -1,4 +1,4 @@
-"""Token updates beside TRL's `GRPOTrainer`, `DPOTrainer` and `SFTTrainer`.
+"""Token updates against TRL's `GRPOTrainer`, `DPOTrainer` and `SFTTrainer`.
 
 TRL's GRPO is given stored ids and log-probabilities by its `rollout_func`, and makes padding,
 masks, advantages, sampler weights and losses of them by its own code. Both sides have the policy

@@ -1,4 +1,4 @@
-"""Updates of a token policy beside losses by their definition, row by row; PPO in its limits."""
+"""Updates of a token policy against losses by their definition, row by row; PPO in its limits."""
 
 from __future__ import annotations
 

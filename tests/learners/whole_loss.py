@@ -1,6 +1,6 @@
 """The loss of an update as one plain function of the parameters, to take a gradient of.
 
-Every row is written one token at a time and embedded beside the others, padded: nothing is packed,
+Every row is written one token at a time and embedded next to the others, padded: nothing is packed,
 no row is left out, and dropout's masks are laid over whole rows. It is slow and obvious.
 """
 

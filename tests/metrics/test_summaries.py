@@ -1,4 +1,4 @@
-"""Intervals and summaries of logs: failures beside scores, votes and passes, hops, rewards."""
+"""Intervals and summaries of logs: failures against scores, votes and passes, hops, rewards."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Linear maps, rotations, sums and blocks of rows by their definitions; attention as GPUs have it.
 
-Attention in whole models, beside Hugging Face's: tests/conformance/test_encoders.py. Gradients of
+Attention in whole models, next to Hugging Face's: tests/conformance/test_encoders.py. Gradients of
 packed rows: tests/learners/test_pqn.py; of rows that share tokens: tests/learners, of tokens.
 """
 

@@ -85,7 +85,7 @@ def write_published(name: str, folder: Path) -> None:
         tensors["pooler.dense.weight"] = torch.ones(16, 16)
         torch.save(tensors, folder / "pytorch_model.bin")
         (folder / "model.safetensors").unlink()
-        for head in ("colbert_linear.pt", "sparse_linear.pt"):  # beside the dense vectors
+        for head in ("colbert_linear.pt", "sparse_linear.pt"):  # next to the dense vectors
             torch.save({"weight": torch.ones(16, 1)}, folder / head)
     if "gte-multi" in name:  # the weights of a model with a head, whose trunk is called "new"
         tensors = {f"new.{name}": t for name, t in load_file(folder / "model.safetensors").items()}

@@ -76,16 +76,16 @@ def rankings(folder: Path) -> Numbers:
 
 def rewards(folder: Path) -> Numbers:
     """The rewards of stored episodes, right and wrong ones, by every preset of RLVR's rubric."""
-    told = stories(EPISODES)
-    texts = (text for story in told for text in (story.task.question, *story.texts))
+    episodes = stories(EPISODES)
+    texts = (text for story in episodes for text in (story.task.question, *story.texts))
     sizes = TinyLMConfig(layers=1, hidden=32, heads=2, key_heads=1, intermediate=32, vocab=600)
     write_tiny_lm(folder / "model", texts, sizes, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
-    closed = closed_in_process(tokenizer, told)
+    closed = closed_in_process(tokenizer, episodes)
     return {
         name: [
             rubric.reward(score(end, story.task), story.task.hops)
-            for end, story in zip(closed, told, strict=True)
+            for end, story in zip(closed, episodes, strict=True)
         ]
         for name, rubric in PRESETS.items()
     }

@@ -1,4 +1,4 @@
-"""Each policy beside its definition, in float64 or as a plain softmax; the best of many chunks."""
+"""Each policy against its definition, in float64 or as a plain softmax; the best of many chunks."""
 
 from __future__ import annotations
 
@@ -288,6 +288,6 @@ def test_memory_is_that_of_one_block() -> None:
         return lowered.compile().memory_analysis().temp_size_in_bytes
 
     few, many = temporary(4 * BLOCK), temporary(400_000)
-    # The rows of the document, four bytes a chunk, may be laid out anew; embeddings are not.
+    # The rows of the document, four bytes a chunk, may be laid out again; embeddings are not.
     assert many - few <= 2 * 4 * 400_000
     assert few < 2 * 2 * BLOCK * 40 * SIZE * 4

@@ -1,4 +1,4 @@
-"""Exact searches beside what every engine does: storages, devices, positions, faiss' own files."""
+"""Exact searches against what every engine does: storages, devices, positions, faiss' own files."""
 
 from __future__ import annotations
 

@@ -67,8 +67,8 @@ def play(given: dict[str, Any], asked: dict[str, Any]) -> None:
         return fails(does)
     try:
         first = turn()
-        told = {"role": "tool", "tool_call_id": "x", "content": f"result {task}"}
-        second = turn((first["prompt"], first["ids"]), told)
+        output = {"role": "tool", "tool_call_id": "x", "content": f"result {task}"}
+        second = turn((first["prompt"], first["ids"]), output)
     except ValueError as error:
         return fails("connection", str(error))
     nodes, end = [], 0

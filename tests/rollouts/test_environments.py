@@ -125,7 +125,7 @@ def test_episodes_are_played_side_by_side(plays: Callable[..., Plays]) -> None:
     assert chat.counts.turns == 8
     assert chat.counts.batches <= 6  # at best 2
     assert chat.process.starts == 1
-    # A draw does not depend on what is played beside it.
+    # A draw does not depend on what is played next to it.
     chat.play(3, 2, 1, 0, side_by_side=2)
     keys = [request.key.tobytes() for request, _ in chat.sampler.drawn]
     assert {*keys[:8]} == {*keys[8:]}

@@ -55,8 +55,8 @@ class Served(NamedTuple):
 
     def ended(self) -> tuple[int, str]:
         """Waits for the end of the process; returns its exit status and what it logged."""
-        _, told = self.process.communicate(timeout=LIMIT)
-        return self.process.returncode, told
+        _, output = self.process.communicate(timeout=LIMIT)
+        return self.process.returncode, output
 
 
 def started(commands: Commands, index: Path, *flags: str, port: int = 0) -> Served:
@@ -76,8 +76,8 @@ def serving(commands: Commands, index: Path, *flags: str) -> Iterator[Served]:
         yield server
     finally:
         server.process.terminate()
-        status, told = server.ended()
-    assert status == 0, told
+        status, output = server.ended()
+    assert status == 0, output
 
 
 WORDS = [

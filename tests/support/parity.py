@@ -1,4 +1,4 @@
-"""An encoder's vectors and gradients, packed or on a mesh, beside those of Hugging Face's model."""
+"""An encoder's vectors and gradients, packed or on a mesh, against Hugging Face's model."""
 
 from __future__ import annotations
 

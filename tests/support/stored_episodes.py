@@ -62,9 +62,9 @@ def stories(count: int) -> list[Story]:
     return found
 
 
-def story_sampler(tokenizer: Any, told: Sequence[Story]) -> ScriptedSampler:
+def story_sampler(tokenizer: Any, episodes: Sequence[Story]) -> ScriptedSampler:
     """Says what the stories have; it knows them by their questions."""
-    texts = {story.task.question: story.texts for story in told}
+    texts = {story.task.question: story.texts for story in episodes}
 
     def say(text: str) -> str:
         turn = text.count("<|im_start|>assistant\n") - 1
@@ -73,18 +73,18 @@ def story_sampler(tokenizer: Any, told: Sequence[Story]) -> ScriptedSampler:
     return ScriptedSampler(tokenizer, say)
 
 
-def stored(folder: Path, told: Sequence[Story], *, verifiers: bool = False) -> list[float]:
+def stored(folder: Path, episodes: Sequence[Story], *, verifiers: bool = False) -> list[float]:
     """Rewards of the stored episodes, played by our own loop, or over verifiers."""
     folder.mkdir(parents=True, exist_ok=True)
-    texts = (text for story in told for text in (story.task.question, *story.texts))
+    texts = (text for story in episodes for text in (story.task.question, *story.texts))
     sizes = TinyLMConfig(layers=2, hidden=32, heads=2, key_heads=1, intermediate=32, vocab=600)
     write_tiny_lm(folder / "model", texts, sizes, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     if verifiers:
-        return _over_verifiers(folder, tokenizer, told)
+        return _over_verifiers(folder, tokenizer, episodes)
     return [
         PRESETS[RUBRIC].reward(score(ended, story.task), story.task.hops)
-        for ended, story in zip(closed_in_process(tokenizer, told), told, strict=True)
+        for ended, story in zip(closed_in_process(tokenizer, episodes), episodes, strict=True)
     ]
 
 
@@ -94,14 +94,14 @@ def _agent() -> ToolAgent:
     )
 
 
-def closed_in_process(tokenizer: Any, told: Sequence[Story]) -> list[Closed]:
+def closed_in_process(tokenizer: Any, episodes: Sequence[Story]) -> list[Closed]:
     """How the stories end, played by our own loop."""
     speech = Speech(tokenizer, scaffold_of(tokenizer), TURN, ROOM)
-    sampler, library = story_sampler(tokenizer, told), OwnLibrary(OwnRetriever("bm25"))
+    sampler, library = story_sampler(tokenizer, episodes), OwnLibrary(OwnRetriever("bm25"))
     rollout = AgentRollout(
         _agent(), stop=StopSignal(), sampler=sampler, speech=speech, library=library
     )
-    starts = [Start(story.task, np.zeros(2, np.uint32)) for story in told]
+    starts = [Start(story.task, np.zeros(2, np.uint32)) for story in episodes]
     closed = []
     for first in range(0, len(starts), SIDE_BY_SIDE):
         for episode in rollout.play(starts[first : first + SIDE_BY_SIDE]):
@@ -110,9 +110,9 @@ def closed_in_process(tokenizer: Any, told: Sequence[Story]) -> list[Closed]:
     return closed
 
 
-def _over_verifiers(folder: Path, tokenizer: Any, told: Sequence[Story]) -> list[float]:
+def _over_verifiers(folder: Path, tokenizer: Any, episodes: Sequence[Story]) -> list[float]:
     limits: dict[str, Any] = {"turn": TURN, "room": ROOM, "tokens": 0}
-    tasks = len(told)
+    tasks = len(episodes)
     arguments = {
         **{"count": tasks, "seed": SEED, "top_n": DOCUMENTS, "most": DOCUMENTS},
         **{"max_turns": TURNS, "prompt": PROMPT, "rubric": RUBRIC},
@@ -133,7 +133,7 @@ def _over_verifiers(folder: Path, tokenizer: Any, told: Sequence[Story]) -> list
     )
     try:
         play = EnvironmentPlay(process, settings, Counts())
-        played = play.play(starts, story_sampler(tokenizer, told), StopSignal())
+        played = play.play(starts, story_sampler(tokenizer, episodes), StopSignal())
     finally:
         process.end()
     found = []

@@ -1,4 +1,4 @@
-"""TRL's own trainers beside ours: GRPO on batches and on stored rollouts, pairs, imitation."""
+"""TRL's own trainers against ours: GRPO on batches and on stored rollouts, pairs, imitation."""
 
 from __future__ import annotations
 

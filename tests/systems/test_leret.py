@@ -258,12 +258,12 @@ def prompts_of(system: Leret, workdir: Path, stop_at: int = 0) -> tuple[tuple[Va
         calls.append(prompt)
         if len(calls) == stop_at:
             raise Stopped("SIGTERM")
-        agent, told = QueryAgent(prompt, inputs.agent.k, inputs.agent.stop), list[Episode]()
+        agent, output = QueryAgent(prompt, inputs.agent.k, inputs.agent.stop), list[Episode]()
         for task in (start.task for start in starts):
             known: Any = QUESTIONS[task.id]
             text = known.entity if task.hop == 1 else known.bridge
-            told.append(said(agent, inputs.library, inputs.speech, task, text))
-        return told
+            output.append(said(agent, inputs.library, inputs.speech, task, text))
+        return output
 
     workdir.mkdir(exist_ok=True)
     assert system.maker is not None

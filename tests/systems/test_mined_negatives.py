@@ -79,7 +79,7 @@ def test_a_run_that_goes_on_has_the_same_passages(index: Path, tmp_path: Path) -
     config, workdir = NegativesConfig(index=str(index), count=3), tmp_path / "run"
     with Run.open(workdir, None) as run:
         with_negatives(NegativesConfig(index=str(index), count=2), loaded(), run)
-        first = with_negatives(config, loaded(), run)  # the run has not begun: anew
+        first = with_negatives(config, loaded(), run)  # the run has not begun: again
     assert {len(sample.chunks) for sample in first.all} == {5}
     (workdir / "config.json").write_text("{}")
     shutil.rmtree(index / "bm25")  # only the passages are read again

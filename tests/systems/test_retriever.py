@@ -205,6 +205,6 @@ def test_an_export_is_searched_without_jax(exported: Path, task: Task) -> None:
     arguments = [str(exported), str(task.index), json.dumps(task.questions)]
     command = [sys.executable, "-c", WITHOUT_JAX, *arguments]
     offline = os.environ | {"HF_HUB_OFFLINE": "1"}
-    told = subprocess.run(command, cwd=ROOT, env=offline, capture_output=True, text=True)
-    assert told.returncode == 0, told.stderr[-3000:]
-    assert json.loads(told.stdout) == [[f"p{n}" for n in taken] for taken, _ in task.expected]
+    output = subprocess.run(command, cwd=ROOT, env=offline, capture_output=True, text=True)
+    assert output.returncode == 0, output.stderr[-3000:]
+    assert json.loads(output.stdout) == [[f"p{n}" for n in taken] for taken, _ in task.expected]

@@ -89,7 +89,7 @@ def test_the_pool_of_a_refused_start_gives_way_to_another(tmp_path: Path) -> Non
     assert library.corpus.digest == whole.corpus.digest != first
     assert not (folder / "mark").exists()
     assert found_by(library, "river stone") == found_by(whole, "river stone")
-    # Other words: the index is built anew.
+    # Other words: the index is built again.
     assert len(found_by(open_pages(SearchConfig(), PAGES, folder, begun=False), "rivers")) == 4
     with pytest.raises(InputError):
         open_pages(SearchConfig(), PAGES[:9], folder)

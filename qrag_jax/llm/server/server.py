@@ -1,4 +1,4 @@
-"""Starts a vLLM server beside the trainer, waits for it, restarts it and stops it.
+"""Starts a vLLM server next to the trainer, waits for it, restarts it and stops it.
 
 The server has a separate Python environment and separate processes. They run under `watchdog`,
 which stops them when this process is gone. It listens on a Unix socket in a folder that only this

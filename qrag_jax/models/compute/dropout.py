@@ -30,7 +30,7 @@ BETWEEN_HEADS = 2**16  # larger than any key's position
 EMBEDDINGS = 0
 ATTENTION_WEIGHTS, ATTENTION_OUTPUT, GATED, OUTPUT = PLACES = range(4)
 
-KEY = "dropout_key"  # leaf beside the parameters of a tower whose trunk drops
+KEY = "dropout_key"  # leaf next to the parameters of a tower whose trunk drops
 
 
 @jax.tree_util.register_dataclass

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from qrag_jax.models.compute.dropout import TokenDropout, drop
 from qrag_jax.models.compute.precision import exact
 
-# Leaves beside the kernel of a linear map that has a low-rank adapter (`lora`).
+# Leaves next to the kernel of a linear map that has a low-rank adapter (`lora`).
 LORA_A, LORA_B = ADAPTER = ("lora_a", "lora_b")
 LORA_KEY = "lora_key"  # a further leaf if dropout acts on the adapter's inputs
 

@@ -1,4 +1,4 @@
-"""Low-rank adapters (LoRA; Hu et al., arXiv 2106.09685), trained beside a frozen encoder.
+"""Low-rank adapters (LoRA; Hu et al., arXiv 2106.09685), trained next to a frozen encoder.
 
 A linear map becomes x·W + s·(x·A)·B with s = alpha / rank. W and all other parameters of the base
 are frozen: one copy serves both towers, online and target. A tree of adapters uses the paths of the
@@ -46,7 +46,7 @@ def of_tower(params: Params | Adapted, number: int | jax.Array) -> Params | Adap
 
 
 def attach(params: Params | Adapted, scale: float) -> Params:
-    """One tower's parameters; adapters are put beside the kernels, as `Linear` takes them.
+    """One tower's parameters; adapters are put next to the kernels, as `Linear` takes them.
 
     B is multiplied by `scale`. If there is a dropout key, every map gets a key derived from it.
     """

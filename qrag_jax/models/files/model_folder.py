@@ -84,7 +84,7 @@ def trunk_folder(folder: Path) -> Path:
 
 
 def kept_files(folder: Path) -> dict[str, Path]:
-    """The files of tokenizer and sentence-transformers: path beside the weights → file."""
+    """The files of tokenizer and sentence-transformers: path next to the weights → file."""
     trunk = trunk_folder(folder)
     names = (*TOKENIZER_FILES, *TRANSFORMER_CONFIGS)
     paths = {name: inside(trunk, name) for name in names}

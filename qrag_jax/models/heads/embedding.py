@@ -71,13 +71,13 @@ class TextEncoder:
     def tower(self, params: Params | Adapted, number: int) -> Params:
         """Selects one of several towers stacked on axis 0; its layers stay stacked.
 
-        If only adapters are stacked on axis 0, they are put beside the kernels of the shared base.
+        If only adapters are stacked on axis 0, they are put next to the kernels of the shared base.
         The result contains the tower's dropout key if there is one.
         """
         return self.alone(of_tower(params, number))
 
     def alone(self, params: Params | Adapted) -> Params:
-        """The parameters of one tower; adapters are put beside the kernels of their base."""
+        """The parameters of one tower; adapters are put next to the kernels of their base."""
         return attach(params, self.lora_scale)
 
     def embed(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:

@@ -301,7 +301,7 @@ def buckets(length: int, count: int = 32) -> np.ndarray:
 def by_pairs(values: jax.Array) -> jax.Array:
     """Values of distances `[2L - 1, heads]` → of pairs `[heads, L, L]`, by query and key.
 
-    Each row is the row above, moved by one. So all rows are one long row, cut anew, and no gather
+    Each row is the row above, moved by one. So all rows are one long row, cut again, and no gather
     is needed, whose gradient would be a scatter.
     """
     length = (len(values) + 1) // 2
@@ -497,7 +497,7 @@ class Transformer(nn.Module):
     # the layers stay stacked and are scanned, else they are computed one by one
     scanned: bool = False
     mesh: Mesh | None = None  # that programs run on; None: one device
-    own_head: bool = False  # whether the parameters hold a head beside the word table (`HEAD`)
+    own_head: bool = False  # whether the parameters hold a head next to the word table (`HEAD`)
 
     def layer(self) -> Layer:
         """The module of every layer, without a parent."""
@@ -524,7 +524,7 @@ class Transformer(nn.Module):
         }
         if not c.CAUSAL:
             self.embedding_norm = norm(c, self.precision, nn.LayerNorm)
-        # Flax's `param` would compare existing parameters with new ones and refuse adapters beside
+        # Flax's `param` would compare existing parameters with new ones and refuse adapters next to
         # kernels.
         self.layers = (
             self.get_variable("params", LAYERS)
