@@ -387,7 +387,7 @@ _PREDICTED = 2**31 - 4  # in place of a step's number: no step has it, and no ev
 # Sections of the config that episodes of given weights do not depend on. The questions have a
 # digest of their own.
 _OF_TRAINING = (
-    *("train", "optimizer", "runtime", "profile", "demonstrations"),
+    *("train", "optimizer", "runtime", "profile"),
     *("sft", "grpo", "stages", "eval", "questions", "llm"),
 )
 PREDICTED_BY = "predictions"  # the log of an environment, which has no retriever

@@ -76,6 +76,8 @@ def print_unused_prompts(folder: Path, fix: str) -> None:
     """Says which prompts the model has, texts that preceded inputs in its training, if any."""
     path = inside(folder, MODEL_CONFIG)
     found = read_json(path).get("prompts") if path.is_file() else None
+    if not isinstance(found or {}, dict):
+        raise InputError(f"{path}: prompts is {found!r:.100}; it should have a text for each name.")
     texts = ", ".join(f"{name} {text!r}" for name, text in (found or {}).items() if text)
     if texts:
         print(f"The model's prompts are not used ({texts}); {fix}.")
