@@ -131,7 +131,7 @@ def test_reading_costs_a_share_of_what_the_original_reads(system: DeepRetrieval)
     costly = dataclasses.replace(system, config=dataclasses.replace(system.config, reward=reward))
     question = system.inputs.train[0].question
     shares = []
-    for text in (question, question.split()[0]):
+    for text in (question, question.split()[-1]):
         each = trajectory(costly, text, 0.5)
         shares.append(each.parts["read_share"])
         assert each.parts["reward"] == pytest.approx(each.parts["gain"] - 0.25 * shares[-1])

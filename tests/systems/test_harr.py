@@ -51,14 +51,16 @@ def first_batch(system: Harr) -> Any:
 
 
 def test_groups_are_played_by_the_policy_and_rewarded(system: Harr) -> None:
-    batch = first_batch(system)
+    state = system.first_state()
+    placed = system.experience(NEW_RUN, STOP).next(state, 0, STOP)
+    batch = jax.device_get(placed)
     assert batch.scored.all()
     assert (batch.lengths[:, 0] > 0).all()
     rewards = batch.episode_rewards.reshape(2, MEMBERS, 2)
     assert ((rewards >= 0) & (rewards <= 1)).all()
     assert batch.hop_rewards[:, 0, 0] == pytest.approx(1.0)  # all passages are new at first
     # What is stored of the acting policy is what the learner says of its weights.
-    _, metrics = system.update(system.first_state(), batch)
+    _, metrics = system.update(state, placed)
     assert float(metrics["largest_ratio"]) == 1.0
     assert float(metrics["replay_gap"]) < 1e-3
 

@@ -119,7 +119,8 @@ def test_pairs_have_the_winner_first_and_one_prompt(system: Leret) -> None:
             assert winner.reward > loser.reward  # type: ignore[operator]
             every.add(((*opening, *winner.sampled), (*opening, *loser.sampled)))
     for number in range(FIRST_PAIRS, FIRST_PAIRS + PAIR_STEPS):
-        rows = rows_of(batch_of(system, number).blocks)
+        blocks = jax.tree.map(lambda leaf: leaf[0], batch_of(system, number).blocks)
+        rows = rows_of(blocks)
         assert len(rows) == 2 * system.config.preference.batch_size
         assert set(zip(rows[::2], rows[1::2])) <= every
 
