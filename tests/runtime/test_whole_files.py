@@ -26,7 +26,7 @@ from qrag_jax.metrics.rows import RETRIEVALS
 from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
 from qrag_jax.runtime.whole_files import check_links
-from tests.disks import fill, read_only
+from tests.disks import read_only
 from tests.entry_points import ROOT
 
 MIB = 2**20
@@ -36,7 +36,9 @@ def test_a_full_disk_leaves_the_old_file(full_disk: Path) -> None:
     path = full_disk / "new" / "config.json"
     for text in ("one é", "two é"):
         whole_files.write_whole(path, text)
-    fill(full_disk)
+    with contextlib.suppress(OSError), (full_disk / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(4096)):
+            pass
     with pytest.raises(OSError) as error:
         whole_files.write_whole(path, "new" * 10_000)
     assert whole_files.disk_is_full(error.value)
