@@ -269,7 +269,7 @@ def write_model(name: str, folder: Path, *, drawn: bool) -> None:
 
 def _encoder_tokenizer(folder: Path) -> None:
     """MiniLM's tokenizer if MiniLM is here, else one of few words; both have fewer tokens."""
-    source = find_minilm(download=False)
+    source = find_minilm()
     if source is None:
         source = folder.parent / f".{folder.name}.tokenizer"
         make_scratch_folder(source, [WORDS], ScratchConfig(1, 32, 2, 8000, 512), 0)

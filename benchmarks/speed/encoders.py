@@ -176,8 +176,8 @@ def build(model: Model, dtype: str) -> tuple[Any, TextEncoder, Params]:
     options = model_options(fields["model_type"])
     theirs = AutoModel.from_config(config, attn_implementation="sdpa", **options).eval()
     family = family_of(fields, model.name)
-    config = family.config.from_dict(fields, model.name)
-    trunk = Transformer(config, precision(dtype, Platform.of()))
+    sizes = family.config.from_dict(fields, model.name)
+    trunk = Transformer(sizes, precision(dtype, Platform.of()))
     params = jax.tree.map(
         np.asarray, stored_params(family.table, trunk, numpy_tensors(theirs), model.name)
     )

@@ -66,7 +66,7 @@ def harr_cases(setting: Setting) -> Iterator[Case]:
     Raises:
         InputError: MiniLM cannot be had.
     """
-    folder, name = find_minilm(download=False) or find_minilm(), "MiniLM"
+    folder, name = None if setting.quick else find_minilm(), "MiniLM"
     if setting.quick:
         folder = setting.folder / "harr"
         make_scratch_folder(folder, ["a b"], ScratchConfig(2, 32, 2, 500, 256), seed=0)

@@ -36,7 +36,7 @@ class Task(NamedTuple):
 def task_of(setting: Setting) -> Task:
     """MiniLM, or random weights of its sizes, and questions; quick: two layers, few questions."""
     gpu, quick = setting.device == "cuda", setting.quick
-    minilm: Path | None = find_minilm(download=not quick)
+    minilm: Path | None = find_minilm()
     given = hotpotqa.get_config("minilm")
     with given.unlocked():
         given.stages = ("pqn",)
