@@ -235,7 +235,8 @@ def with_table(readme: str, folder: Path = RESULTS) -> str:
     cells = []
     for title, part, way in _split(RETRIEVERS):
         of_row = [figures.get(f"{corpus}/{part}: all@4, {way}") for corpus in CORPORA]
-        cells.append((title, *map(_with_interval, of_row)))
+        if any(of_row):
+            cells.append((title, *map(_with_interval, of_row)))
     table = markdown(("retriever", *CORPORA.values()), cells).rstrip()
     before, _, rest = readme.partition(BEGIN)
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
