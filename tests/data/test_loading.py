@@ -217,7 +217,7 @@ def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
     for source, path in (("hotpotqa", "a"), ("musique", "")):  # without decompositions, or files
         with pytest.raises(InputError, match=source):
             questions(DataConfig(path=path, sources={source: 1.0}))
-    # Of the invented world (tests/test_worlds.py) those with few enough hops.
+    # Of the invented world those with few enough hops.
     chains = DataConfig(path=worlds.path_of("chains"), sources={"own": 1.0})
     few, _ = questions(chains, max_hops=2)
     assert {len(each.decomposition.hops) for each in few} == {2}

@@ -154,7 +154,7 @@ def test_a_save_that_fails_or_is_killed_leaves_the_one_before(tmp_path: Path) ->
         checkpoints.save_last(2, state(2), {"batches": object()})  # is not JSON
         checkpoints.wait()
 
-    with pytest.raises(SaveError, match="the state of step 1 is kept"):
+    with pytest.raises(SaveError, match="step 1"):
         save()
     (tmp_path / "checkpoints/last/2.orbax-checkpoint-tmp").mkdir(exist_ok=True)  # of a kill
     again = Checkpoints(tmp_path)
