@@ -18,7 +18,6 @@ Cost and scores were not measured here.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 from ml_collections import ConfigDict
 
@@ -77,6 +76,11 @@ def contriever(config: ConfigDict) -> None:
     common.contriever_constants(config)
 
 
+def e5(config: ConfigDict) -> None:
+    mean(config, "intfloat/multilingual-e5-large")
+    config.reward.penalize_extra_steps = False
+
+
 def babilong(config: ConfigDict, special: int = 2) -> None:
     """configs/envs/babilong.yaml and configs/training.yaml; for `special` see `lengths`."""
     config.data.sources.babilong.update(task="qa3", chunks=100)
@@ -85,17 +89,8 @@ def babilong(config: ConfigDict, special: int = 2) -> None:
     updates(config, micro=64, accumulation=2, steps=50_000, every=500)
 
 
-def contriever_babilong() -> ConfigDict:
-    """BabiLong with rewards from the supporting facts."""
-    config = base("babilong")
-    contriever(config)
-    babilong(config)
-    return config
-
-
-def contriever_babilong_em() -> ConfigDict:
-    """BabiLong with rewards from answers of Qwen3-1.7B: configs/feedback/defaults.yaml."""
-    config = contriever_babilong()
+def by_answers(config: ConfigDict) -> None:
+    """Rewards from answers of Qwen3-1.7B: configs/feedback/defaults.yaml."""
     config.env.never_terminate = False
     config.reward.name = "babilong_em"
     config.reward.update(scale=1.0, completion_threshold=1.0, staleness=0)
@@ -106,62 +101,43 @@ def contriever_babilong_em() -> ConfigDict:
     config.llm.server.update(
         model="Qwen/Qwen3-1.7B", memory_share=0.4, max_model_len=2048, dtype="bfloat16"
     )
-    return config
 
 
-def contriever_niah() -> ConfigDict:
+def niah(config: ConfigDict) -> None:
     """configs/envs/niah.yaml: multi-value needles in 4,000 tokens."""
-    config = base("niah")
-    contriever(config)
     config.data.sources.niah.update(preset="multivalue", tokens=4096)
     config.env.max_steps = 5
     lengths(config, 256, 64)
     updates(config, micro=64, accumulation=2, steps=50_000, every=500)
-    return config
 
 
-def e5_hotpotqa() -> ConfigDict:
+def hotpotqa(config: ConfigDict) -> None:
     """configs/algo/pqn_e5_hotpotqa.yaml and configs/envs/hotpotqa.yaml."""
-    config = base("hotpotqa")
-    mean(config, "intfloat/multilingual-e5-large")
     config.env.max_steps = 2
-    config.reward.penalize_extra_steps = False
     lengths(config, 220, 128)
     common.constants(config, alpha=0.05, lambda_=0.5, rate=1.5e-5, decay=5e-4, final=0.1)
     config.optimizer.schedule = "quarter_cosine"
     updates(config, micro=12, accumulation=8, steps=10_000, every=100)
-    return config
 
 
-def e5_musique() -> ConfigDict:
+def musique(config: ConfigDict) -> None:
     """configs/algo/pqn_e5_musique.yaml and configs/envs/musique.yaml."""
-    config = base("musique")
-    mean(config, "intfloat/multilingual-e5-large")
     config.env.max_steps = 4
-    config.reward.penalize_extra_steps = False
     lengths(config, 110, 128)
     common.constants(config, alpha=0.005, lambda_=0.6, rate=1e-5, decay=1e-3, final=0.1)
     updates(config, micro=12, accumulation=8, steps=10_000, every=100)
-    return config
 
 
-def qwen3_babilong() -> ConfigDict:
+def qwen3_babilong(config: ConfigDict) -> None:
     """configs/algo/pqn_qwen3.yaml: all weights are trained, and texts have no prefix."""
-    config = base("babilong")
     config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
     config.encoder.update(pooling="last", normalise=True, scale=1.0)
     common.constants(config, alpha=0.005, lambda_=0.65, rate=5e-5, decay=0.01, final=0.0)
     babilong(config, special=1)  # its tokenizer adds a special token only at the end
-    return config
 
 
-def gte_hotpotqa_musique(*more: str) -> ConfigDict:
-    """configs/algo/pqn_gte.yaml, configs/envs/combined_2.yaml, training_gte_combined.yaml.
-
-    Args:
-        more: further sources in the mixture.
-    """
-    config = base("hotpotqa", "musique", *more)
+def gte(config: ConfigDict) -> None:
+    """configs/algo/pqn_gte.yaml, configs/envs/combined_2.yaml, training_gte_combined.yaml."""
     mean(config, "Alibaba-NLP/gte-multilingual-base")
     config.encoder.attention_dropout = 0.0
     config.data.mixture = "size"
@@ -169,22 +145,26 @@ def gte_hotpotqa_musique(*more: str) -> ConfigDict:
     lengths(config, 512, 256)
     common.constants(config, alpha=0.005, lambda_=0.6, rate=5e-6, decay=1e-3, final=0.1)
     updates(config, micro=16, accumulation=2, steps=70_000, every=100)
-    return config
 
 
-RUNS: dict[str, Callable[[], ConfigDict]] = {
-    "contriever-babilong": contriever_babilong,
-    "contriever-babilong-em": contriever_babilong_em,
-    "contriever-niah": contriever_niah,
-    "e5-hotpotqa": e5_hotpotqa,
-    "e5-musique": e5_musique,
-    "qwen3-babilong": qwen3_babilong,
-    "gte-hotpotqa-musique": gte_hotpotqa_musique,
-    "gte-hotpotqa-musique-wiki": partial(gte_hotpotqa_musique, "two_wiki"),
+# Variant → its sources, and the changes, in their order.
+RUNS: dict[str, tuple[tuple[str, ...], tuple[Callable[[ConfigDict], None], ...]]] = {
+    "contriever-babilong": (("babilong",), (contriever, babilong)),
+    "contriever-babilong-em": (("babilong",), (contriever, babilong, by_answers)),
+    "contriever-niah": (("niah",), (contriever, niah)),
+    "e5-hotpotqa": (("hotpotqa",), (e5, hotpotqa)),
+    "e5-musique": (("musique",), (e5, musique)),
+    "qwen3-babilong": (("babilong",), (qwen3_babilong,)),
+    "gte-hotpotqa-musique": (("hotpotqa", "musique"), (gte,)),
+    "gte-hotpotqa-musique-wiki": (("hotpotqa", "musique", "two_wiki"), (gte,)),
 }
 
 
 def get_config(arg: str = "") -> ConfigDict:
     """Config of a published run, a key of `RUNS`, or "tiny"; "" is "e5-hotpotqa"."""
-    config = RUNS.get(arg, e5_hotpotqa)()
-    return common.variant(config, arg, dict.fromkeys(("", *RUNS), ()) | {"tiny": (common.tiny,)})
+    usual = RUNS["e5-hotpotqa"]
+    sources, _ = RUNS.get(arg, usual)
+    known = {name: changes for name, (_, changes) in RUNS.items()}
+    return common.variant(
+        base(*sources), arg, {"": usual[1], "tiny": (*usual[1], common.tiny), **known}
+    )
