@@ -27,7 +27,6 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 from qrag_jax.data.sample import Passage
 from qrag_jax.llm import outcomes
 from qrag_jax.llm.outcomes import ChatRequest, CompletionRequest, Failure, Outcome
-from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES
 from qrag_jax.llm.text.prompts import Messages
 
 FOUND, NOT_FOUND, AMBIGUOUS = STATUSES = ("FOUND", "NOT_FOUND", "AMBIGUOUS")
@@ -36,7 +35,13 @@ FIELDS = ("reasoning", "final_answer", "cited_doc_ids")  # what the tool `comple
 NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE = "no_retrieval", "malformed_call", "own_code"
 # Why an episode failed: a call did, its final answer cannot be read, the model never searched, its
 # calls could not be read, or a user's own agent failed.
-FAILED_CAUSES = (*outcomes.CAUSES, *NO_ANSWER_CAUSES, NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE)
+FAILED_CAUSES = (
+    *outcomes.CAUSES,
+    *outcomes.NO_ANSWER_CAUSES,
+    NO_RETRIEVAL,
+    MALFORMED_CALL,
+    OWN_CODE,
+)
 
 
 class Document(NamedTuple):

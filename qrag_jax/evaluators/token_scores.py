@@ -30,11 +30,10 @@ from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.rows import HOPS, PREDICTIONS, REWRITES, Prediction, RewriteRow, Searched
 from qrag_jax.metrics.summaries import hop_columns
 from qrag_jax.rollouts.token_episodes import Episode, Speech
-from qrag_jax.rollouts.trajectories import TRUNCATED, TokenTrajectory
+from qrag_jax.rollouts.trajectories import REWARD, TRUNCATED, TokenTrajectory
 
 # ---------------------------------------------------------------- with tools, in an environment
 
-REWARD = "reward"
 # What the line on the screen tells of an episode with tools; of others it tells everything.
 _SHOWN = ("em", "f1", "recall", "citation", REWARD, "turns", "completed", "malformed")
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from qrag_jax.data.sample import LazySamples, Sample
 from qrag_jax.errors import FeedbackLost, Natural, Positive, Share
 from qrag_jax.feedback.facts import FactReward
-from qrag_jax.llm.text.extraction import NO_ANSWER_CAUSES
+from qrag_jax.llm.outcomes import NO_ANSWER_CAUSES
 from qrag_jax.metrics.bootstrap import causes_text
 from qrag_jax.runtime import hosts, own_code
 from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal, wait_for

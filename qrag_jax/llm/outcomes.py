@@ -26,6 +26,9 @@ CAUSES = (
     "tool_call",  # the model called a tool
     "unknown_end",  # the server gives no reason, or an unknown one
 )
+# Why a text holds no answer: the thinking has no end, max_tokens cut off the answer, there is
+# nothing to read, or the verdict is neither yes nor no.
+NO_ANSWER_CAUSES = ("unfinished_thinking", "cut_off", "no_text", "unclear_verdict")
 # The `finish_reason` of an answer: the text ended by itself, or at max_tokens.
 ENDS = ("stop", "length")
 
@@ -66,7 +69,7 @@ class Embedded(Answer):
 class Failure:
     """A call without an answer, or a text that cannot be read as one."""
 
-    cause: str  # one of `CAUSES`; of a text, one of `extraction.NO_ANSWER_CAUSES`
+    cause: str  # one of `CAUSES`; of a text, one of `NO_ANSWER_CAUSES`
     message: str  # one sentence, with the server's error message if there is one
     # how often the server was asked; attempts that failed in an outage do not count
     attempts: int = 1

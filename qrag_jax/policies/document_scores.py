@@ -17,11 +17,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from qrag_jax.environments import positions
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.rope import rotate
-from qrag_jax.policies.soft_q import MASKED
+from qrag_jax.policies.soft_q import LEAST_BLOCK, MASKED
 from qrag_jax.runtime.mesh import BATCH_AXES, on_each
 
 BLOCK = 1024  # chunks scored at a time
-LEAST_BLOCK = 16  # the smallest block, for short documents
 
 
 class Best(NamedTuple):

@@ -16,6 +16,7 @@ from qrag_jax.errors import Count, Positive
 from qrag_jax.models.compute.precision import EXACT
 
 MASKED = -1e30  # finite, so that a row without any action stays free of NaN
+LEAST_BLOCK = 16  # chunks scored at a time of short documents; no search asks for more actions
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,7 +31,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import EXACT, open_vectors
-from qrag_jax.retrieval.protocol import NONE, Hits, Queries, Where, ranked
+from qrag_jax.retrieval.protocol import NONE, Hits, Queries, Where, padded_batch, ranked
 from qrag_jax.retrieval.vectors import float_rows, query_vectors
 from qrag_jax.runtime.aot import room, shown
 from qrag_jax.runtime.mesh import BATCH_AXES, make_mesh
@@ -196,11 +196,6 @@ def make_search(mesh: Mesh, plan: Plan, scaled: bool) -> Callable[[jax.Array, Pa
         out_shardings=everywhere,
         compiler_options=_GPU_OPTIONS if on_gpu else None,
     )
-
-
-def padded_batch(count: int) -> int:
-    """The batch of so many queries: 1, 8, or a further power of two; each is one program."""
-    return 1 if count == 1 else max(8, 1 << (count - 1).bit_length())
 
 
 def plan_of(layout: Layout, batch: int, k: int, *, again: bool, on_cpu: bool) -> Plan:

@@ -18,11 +18,12 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.boolean_search import BooleanIndex, parse_boolean
-from qrag_jax.retrieval.paths import NO_POSITIONS, Choices, Path, best_paths
+from qrag_jax.retrieval.paths import Choices, Path, best_paths
 from qrag_jax.retrieval.protocol import NONE, Index, Passage, Queries, VectorIndex, Where, row_of
 from qrag_jax.retrieval.towers import Towers
 from qrag_jax.retrieval.vectors import scan
 from qrag_jax.runtime.retriever_config import (
+    NO_POSITIONS,
     TITLE_SEPARATOR,
     Positions,
     RetrieverConfig,

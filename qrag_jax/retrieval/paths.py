@@ -14,8 +14,6 @@ import numpy as np
 
 from qrag_jax.runtime.retriever_config import LAST, SUM, Search
 
-NO_POSITIONS = "none"  # a kind of chunk positions: no chunk is rotated
-
 
 @dataclasses.dataclass(frozen=True)
 class Path:

@@ -171,3 +171,8 @@ class FusedIndex:
         hits = [engine.search(queries, DEPTH, where) for engine in self.engines]
         rows = (fused([row_of(each, query) for each in hits]) for query in range(len(queries)))
         return as_hits([best(*row, k) for row in rows], k)
+
+
+def padded_batch(count: int) -> int:
+    """The batch of so many queries: 1, 8, or a further power of two; each is one program."""
+    return 1 if count == 1 else max(8, 1 << (count - 1).bit_length())

@@ -6,7 +6,7 @@ import dataclasses
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from qrag_jax.data.sample import Passage, Sample
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
@@ -16,10 +16,12 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.retrieval.corpus import StoredCorpus, names_of
-from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.retrieval.protocol import NONE
-from qrag_jax.retrieval.pubmed import RemoteEngine
+
+if TYPE_CHECKING:  # not every library is searched by them
+    from qrag_jax.retrieval.multi_step import SingleStepSearch
+    from qrag_jax.retrieval.pubmed import RemoteEngine
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,9 +22,10 @@ from qrag_jax.llm.outcomes import Failure, well_formed
 from qrag_jax.llm.text.prompts import least, one_line
 from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.plackett_luce import NOTHING, PlackettLuceConfig
-from qrag_jax.retrieval.exact import padded_batch
-from qrag_jax.retrieval.protocol import NONE, Passage, Queries, VectorIndex
-from qrag_jax.retrieval.towers import RowEncoder
+from qrag_jax.retrieval.protocol import NONE, Passage, Queries, VectorIndex, padded_batch
+
+if TYPE_CHECKING:
+    from qrag_jax.retrieval.towers import RowEncoder
 
 # ---------------------------------------------------------------- the text of a state
 # What the query encoder reads before it scores passages. Stateful, as in HARR (Zhang et al., 2026):

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -50,6 +50,7 @@ from qrag_jax.rollouts.trajectories import (
     Sampled,
     SampleRequest,
     SamplingConfig,
+    Versioned,
 )
 from qrag_jax.runtime.interrupt import StopSignal, wait_for
 from qrag_jax.runtime.run import log
@@ -67,11 +68,6 @@ Submit = Callable[[Sequence[Request]], Future[list[Outcome]]]
 # vLLM writes this in the place of minus infinity.
 _LEAST = -9999.0
 _MODE = "start vLLM with --logprobs-mode processed_logprobs (config.llm.server.publish=True does)"
-
-
-class Versioned(NamedTuple):
-    params: Params  # what is trained: adapters, or all weights
-    updates: int  # how many updates made them; it is their version
 
 
 @dataclasses.dataclass

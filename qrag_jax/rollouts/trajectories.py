@@ -19,6 +19,7 @@ from qrag_jax.errors import Count, Weight, one_of
 from qrag_jax.llm.outcomes import Failure
 
 DONE, TRUNCATED = "done", "truncated"
+REWARD = "reward"  # the whole reward, next to its parts
 MASKED, SCORED = TREATMENTS = ("masked", "scored")
 STOP, LENGTH = "stop", "length"
 DEVICE, SERVER = ENGINES = ("device", "server")
@@ -47,6 +48,13 @@ class Sampled(NamedTuple):
     ids: np.ndarray  # int32, with the token that ended the turn if there is one
     log_probs: np.ndarray  # float32, of these by the distribution they were drawn from
     finish: str  # "stop", or "length" where the turn had no end within `most` tokens
+
+
+class Versioned(NamedTuple):
+    """Weights that a server samples by."""
+
+    params: Any  # what is trained: adapters, or all weights
+    updates: int  # how many updates made them; it is their version
 
 
 class Sampler(Protocol):

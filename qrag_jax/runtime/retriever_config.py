@@ -28,7 +28,8 @@ NAME = "retriever.json"
 TITLE_SEPARATOR = " "  # between a title and a text, unless a run's data have another one
 FORMAT = 1  # of the file; grows when a field is added or means something else
 # What format 1 knows. A test compares these names with those of the trainer.
-POSITIONS = ("none", "absolute", "random", "random_published", "relative")
+NO_POSITIONS = "none"  # no chunk is rotated
+POSITIONS = (NO_POSITIONS, "absolute", "random", "random_published", "relative")
 POLICY, SUM, LAST = BEAM_SCORES = ("policy", "sum", "last")
 MAX_BYTES = 2**20
 PLAIN = re.compile(r"[A-Za-z0-9][\w.-]{0,200}")  # names of folders and files below the folder

@@ -17,7 +17,6 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.data.loading import sources_section
 from qrag_jax.errors import InputError, Natural, one_of
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import leave_room
@@ -51,6 +50,8 @@ class SystemConfig:
     def default(cls, *sources: str) -> ConfigDict:
         config = section(cls, system=cls.NAME)
         if "data" in config:
+            from qrag_jax.data.loading import sources_section  # others read no such data
+
             config.data.sources = sources_section(sources)
         return config
 

@@ -30,7 +30,6 @@ from qrag_jax.environments.queries import REWRITTEN, RewriteTask, Searched
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import (
-    REWARD,
     measured,
     played_row,
     rankings_of,
@@ -51,7 +50,7 @@ from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.rollouts.experience import AgentExperience, Experience
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Episode, Talk, facts_of
-from qrag_jax.rollouts.trajectories import TokenTrajectory
+from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log

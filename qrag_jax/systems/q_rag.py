@@ -26,7 +26,6 @@ from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, NEEDED, fact_feedback, labelled
 from qrag_jax.feedback.rewards import DeferredReward, ModelReward, OwnReward, Rewards, open_own
 from qrag_jax.learners import two_towers
-from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.two_towers import FusedGradient, ScoredGradient
@@ -253,6 +252,8 @@ class QRag:
 
     @cached_property
     def _imitation(self) -> Any:
+        from qrag_jax.learners.imitation import ImitationGradient
+
         config, towers = self.config, self.towers.imitating(self.config.imitating)
         assert config.imitate is not None
         learn = ImitationGradient(towers.actor, config.imitate, config.pqn, self._feedback)

@@ -20,15 +20,13 @@ from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import LlmConfig
 from qrag_jax.models.first_encoder import LEFT_OPEN, EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.policies.document_scores import LEAST_BLOCK
-from qrag_jax.policies.soft_q import SoftQConfig
-from qrag_jax.retrieval.paths import NO_POSITIONS
+from qrag_jax.policies.soft_q import LEAST_BLOCK, SoftQConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.bounded_json import SECTION
 from qrag_jax.runtime.config_fields import check_value, fields_of, internal
 from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
-from qrag_jax.runtime.retriever_config import BEAM_SCORES, Search
+from qrag_jax.runtime.retriever_config import BEAM_SCORES, NO_POSITIONS, Search
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems.config import SystemConfig, load_config, refuse
 

@@ -31,30 +31,24 @@ from qrag_jax.environments.tasks import bridge_task, tasks_of
 from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.token_scores import REWARD, tool_evaluation
 from qrag_jax.feedback.rewards import OWN_CAUSES, Unscored
 from qrag_jax.feedback.rubric import OWN_PATH, Rubric, reward_of, score
 from qrag_jax.learners.state import TrainState
-from qrag_jax.llm.client import Client
-from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
-from qrag_jax.metrics.summaries import episode_gains, episode_summary, episode_table
 from qrag_jax.retrieval import own_documents
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.token_episodes import Episode, Library, Talk, facts_of, scripted_talk
-from qrag_jax.rollouts.trajectories import TokenTrajectory
+from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.systems import scoring, token_system
 from qrag_jax.systems.config import refuse
-from qrag_jax.systems.indexing import PassageEncoder
 from qrag_jax.systems.rlvr_config import GRPO, RlvrConfig
 from qrag_jax.systems.scoring import Predictor, ScoreOptions
-from qrag_jax.systems.search import ServiceLibrary, open_index, prefixed
 from qrag_jax.systems.token_config import BRIDGE
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
@@ -64,6 +58,8 @@ _READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is
 def open_library(config: RlvrConfig, mesh: Mesh, retriever: str = "") -> Library:
     """What the tools read; by default with the retriever of the config."""
     tools, retriever = config.tools, retriever or config.tools.retriever
+    if tools.corpus or tools.encoder:
+        from qrag_jax.systems.search import ServiceLibrary, open_index, prefixed
     if tools.corpus:
         if tools.corpus.startswith(("http://", "https://")):
             return ServiceLibrary(tools.corpus)
@@ -71,10 +67,15 @@ def open_library(config: RlvrConfig, mesh: Mesh, retriever: str = "") -> Library
         return open_index(tools.corpus, retriever, prefixed(tools), section, clean=clean)
     scorer: own_documents.Scorer | None = None
     if tools.rerank_url:
+        from qrag_jax.llm.client import Client
+        from qrag_jax.llm.config import ClientConfig
+
         prefix = "config.tools.rerank_"
         client = ClientConfig(tools.rerank_url, tools.rerank_model, wait_limit=_WAIT, prefix=prefix)
         scorer = own_documents.endpoint_scorer(Client(client))
     elif tools.encoder:
+        from qrag_jax.systems.indexing import PassageEncoder
+
         encoder = PassageEncoder.of_folder(tools.encoder, prefixed(tools).config, mesh)
         scorer = own_documents.EmbeddingScorer(encoder, encoder.towers.chunks)
     return OwnLibrary(own_documents.OwnRetriever(retriever, scorer))
@@ -218,6 +219,8 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
         return [played for played, _ in self.rewarded(weights, tasks, numbers, keys, stop)]
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
+        from qrag_jax.evaluators.token_scores import tool_evaluation
+
         tasks, settings = self.inputs.dev, self.config.eval
         keys, numbers = self.keys(token_system.EVALUATED, len(tasks), 1), range(len(tasks))
         played = self.rewarded(state.params, tasks, numbers, keys, stop, greedy=settings.greedy)
@@ -272,6 +275,8 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
         self, logs: Logs, main: str, options: ScoreOptions
     ) -> tuple[dict[str, Any], list[str]]:
         """The summary of all logs, of whose weights the `main` ones come first; and its table."""
+        from qrag_jax.metrics.summaries import episode_gains, episode_summary, episode_table
+
         scores, gains, files = (dict[str, dict[str, Any]]() for _ in range(3))
         for name, own in logs.items():
             rows = {label: scored_episodes(log) for label, log in own.items()}

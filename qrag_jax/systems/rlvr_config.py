@@ -19,6 +19,7 @@ from qrag_jax.feedback.rubric import OWN_PATH, PARTS, PRESETS, Rubric, own_rubri
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.own_documents import RETRIEVERS
+from qrag_jax.rollouts.trajectories import REWARD
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.own_code import OwnCode
 from qrag_jax.systems.config import HalvedEvalConfig, refuse
@@ -84,7 +85,6 @@ class EnvironmentConfig:
 
 NAME = "rlvr"
 SFT, GRPO = STAGES = ("sft", "grpo")
-REWARD = "reward"  # the name of the whole reward, next to those of its parts
 
 
 @dataclasses.dataclass(frozen=True)

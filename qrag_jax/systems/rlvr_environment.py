@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 
 from qrag_jax.environments.episode import Failed, ToolTask
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.token_scores import REWARD, episode_columns
+from qrag_jax.evaluators.token_scores import episode_columns
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.llm.text.scaffolds import ChatRenderer, content_text
 from qrag_jax.metrics.bootstrap import columns_of, interval_text, means, with_intervals
@@ -34,7 +34,7 @@ from qrag_jax.rollouts.environment_play import (
 )
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Episode
-from qrag_jax.rollouts.trajectories import TokenTrajectory
+from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.whole_files import write_whole

@@ -27,7 +27,6 @@ from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.learners import placement
 from qrag_jax.metrics.row_log import RowLog, begin
 from qrag_jax.models import first_language_model
-from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -83,6 +82,8 @@ def resumable(play: Callable[[], object], kept: str) -> int:
 
 
 def check_trained(workdir: Path) -> None:
+    from qrag_jax.models.first_encoder import FOLDER  # runs of language models have none
+
     if not (workdir / FOLDER).exists():
         raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
 

@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +23,6 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import Agent, Failed
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.token_scores import REWARD
 from qrag_jax.feedback.rewards import Checks, Patience
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import NONE, TokenGRPOConfig, TokenPPOConfig
@@ -42,7 +41,6 @@ from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.experience import AgentExperience, Drawn, Experience, Playing, QuestionOrder
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.served_policy import ServedPolicy, Versioned
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.token_episodes import (
     AgentRollout,
@@ -57,10 +55,12 @@ from qrag_jax.rollouts.token_episodes import (
 )
 from qrag_jax.rollouts.trajectories import (
     DONE,
+    REWARD,
     STOP,
     TokenBatch,
     TokenTrajectory,
     Turn,
+    Versioned,
     token_batch,
 )
 from qrag_jax.runtime import hosts
@@ -74,6 +74,9 @@ from qrag_jax.runtime.step_log import LogText
 from qrag_jax.runtime.whole_files import model_digest
 from qrag_jax.systems.config import drawn
 from qrag_jax.systems.token_config import StagePlan, TokenConfig
+
+if TYPE_CHECKING:
+    from qrag_jax.rollouts.served_policy import ServedPolicy
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -542,6 +545,8 @@ def open_token_system(
     with contextlib.ExitStack() as stack:
         served = None
         if config.llm is not None and not dry:
+            from qrag_jax.rollouts.served_policy import ServedPolicy  # most runs have no server
+
             served = ServedPolicy(
                 inputs.model,
                 inputs.speech,

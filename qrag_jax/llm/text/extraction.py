@@ -13,10 +13,6 @@ from typing import Any
 
 from qrag_jax.llm.outcomes import Failure
 
-# Why a text holds no answer: the thinking has no end, max_tokens cut off the answer, there is
-# nothing to read, or the verdict is neither yes nor no.
-NO_ANSWER_CAUSES = ("unfinished_thinking", "cut_off", "no_text", "unclear_verdict")
-
 _THINK, _END_OF_THINK = "<think>", "</think>"
 _DECORATION = r"[ \t*_`#>]*"
 _COLON = r"[:：꞉]"
