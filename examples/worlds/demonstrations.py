@@ -1,4 +1,4 @@
-"""Scripts of demonstrations over the invented world, for `qrag_jax.environments.queries`.
+"""Scripts of demonstrations over the invented world, which systems imitate before they explore.
 
 What they do, and in which style, is drawn by the shares in this file; those of a decision sum to 1.
 """
@@ -7,26 +7,45 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from examples.worlds.scripts import BridgePassage, BridgeQuestion, TalkativeQuestion, renaming
-from examples.worlds.sentences import content_words, words_of
+from examples.worlds.sentences import content_words, draw_dropped, words_of
 from qrag_jax.data.sample import Draw
+from qrag_jax.environments.episode import Look
 from qrag_jax.environments.queries import (
     BRIDGE,
     BY_HOP,
     PASSAGE,
     QUESTION,
+    REWRITTEN,
     STYLES,
     Pool,
+    QueryPrompt,
     QueryState,
+    RewriteTask,
+    Searched,
     StylesConfig,
     grown,
+    style_variants,
 )
+from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
+from qrag_jax.retrieval.index_folder import BM25
+from qrag_jax.retrieval.own_documents import OwnRetriever
+from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, states_on
+from qrag_jax.rollouts.token_episodes import (
+    Library,
+    Speech,
+    Talk,
+    all_sampled,
+    scripted_talk,
+    styled_episode,
+)
+from qrag_jax.rollouts.trajectories import Segment
 
 # Streams of `Draw`; 0 and 1 draw the questions of the two splits, 4 draws few-shot prompts, and 12
 # and 13 draw talkative questions.
@@ -308,3 +327,124 @@ def draw_rewriting(seed: int, index: int, question: TalkativeQuestion) -> tuple[
         clause = draw.choice(question.clauses)
         text = f"{clause.name} {clause.words}"
     return style, text
+
+
+# ---------------------------------------------------------------- what the systems imitate
+# A script has a length, the number of its questions. `talks` gives those of its demonstrations on
+# which a tiny model's tokenizer is trained. All depend on the arguments only.
+
+
+@dataclasses.dataclass(frozen=True)
+class ToolScript:
+    """Of RLVR: questions are answered with tools."""
+
+    questions: Sequence[BridgeQuestion]
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def talk(self, config: Any, agent: Any, library: Library, number: int, index: int) -> Talk:
+        """Demonstration `index`, of question `number`."""
+        question, choices = self.questions[number], draw_choices(config.seed, index)
+        script = Demonstration(question, choices, config.tools.form)
+        return scripted_talk(agent, bridge_task(question), script, library)
+
+    def talks(self, config: Any, agent: Any) -> Iterator[Talk]:
+        library = OwnLibrary(OwnRetriever(BM25))
+        for number in range(min(600, len(self))):
+            yield self.talk(config, agent, library, number, number)
+
+
+@dataclasses.dataclass(frozen=True)
+class QueryScript:
+    """Of LeReT: queries are written in styles, hop by hop."""
+
+    library: CorpusLibrary  # what they search
+    # The questions, and what the script knows of them: all of the corpus, so more than those that
+    # are tried, because a model that sees few names often learns them by heart, and not to copy.
+    # (To see none twice was worse: names were copied later.)
+    demonstrated: Sequence[tuple[QueryState, BridgeQuestion]]
+    # The bare one and those with the marks of the styles, whatever tries are asked by
+    prompt: QueryPrompt
+
+    @classmethod
+    def of(
+        cls,
+        questions: Sequence[BridgeQuestion],
+        library: CorpusLibrary,
+        gold_by: str,
+        prompt: QueryPrompt,
+    ) -> QueryScript:
+        by_id = {each.id: each for each in questions}
+        known, _ = states_on([each.query for each in questions], library.corpus, gold_by)
+        styled = dataclasses.replace(prompt, variants=style_variants())
+        return cls(library, [(state, by_id[state.id]) for state in known], styled)
+
+    def __len__(self) -> int:
+        return len(self.demonstrated)
+
+    def segments(
+        self, config: Any, numbers: Sequence[int], first: int, speech: Speech
+    ) -> list[Segment]:
+        """All hops of demonstrations `first`, `first` + 1 and so on, of these questions."""
+        found: list[Segment] = []
+        for index, hops in enumerate(self._played(config, numbers, first), first):
+            for hop in draw_renamed(config.styles, config.seed, index, hops):
+                episode = styled_episode(hop, self.prompt, speech)
+                episode = all_sampled(episode) if config.script.observed else episode
+                found += episode.segments
+        return found
+
+    def talks(self, config: Any, agent: Any) -> Iterator[Talk]:
+        for hops in self._played(config, range(min(300, len(self))), 0):
+            turns = [(self.prompt.messages(hop.state), hop.query) for hop in hops]
+            yield Talk(Searched(""), tuple(turns))
+
+    def _played(self, config: Any, numbers: Sequence[int], first: int) -> list[tuple[Written, ...]]:
+        state, writing = self.demonstrated[0][0], config.writing  # any question's state will do
+
+        def search(queries: Sequence[str]) -> list[Pool | Failure]:
+            return self.library.look([(state, Look(query, writing.k)) for query in queries])
+
+        starts = [
+            Start(
+                *self.demonstrated[number],
+                draw_styles(config.styles, config.seed, index, writing.hops),
+            )
+            for index, number in enumerate(numbers, first)
+        ]
+        return play_styled(search, starts, writing.order, config.styles.most_words)
+
+
+@dataclasses.dataclass(frozen=True)
+class RewriteScript:
+    """Of DeepRetrieval: queries are rewritten, or words of sentences left out."""
+
+    given: Sequence[TalkativeQuestion | str]  # queries of which the script knows all, or sentences
+    # The frequent words of these sentences' corpora, in small letters
+    frequent: frozenset[str] = frozenset()
+
+    def __len__(self) -> int:
+        return len(self.given)
+
+    def at(self, config: Any, number: int, index: int) -> tuple[RewriteTask, str]:
+        """Demonstration `index`, of query `number`: its task, and the query to imitate.
+
+        Of a sentence, no document is relevant.
+        """
+        one = self.given[number]
+        if isinstance(one, str):
+            task = RewriteTask(id=f"sentence-{number}", question=one, answers=())
+            return task, draw_dropped(config.dropped, config.seed, index, one, self.frequent)
+        judged = one.judged
+        task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
+        return task, draw_rewriting(config.seed, index, one)[1]
+
+    def talk(self, config: Any, agent: Any, library: Any, number: int, index: int) -> Talk:
+        task, query = self.at(config, number, index)
+        return Talk(Searched(query, outcome=REWRITTEN), ((agent.messages(task), query),))
+
+    def talks(self, config: Any, agent: Any) -> Iterator[Talk]:
+        """They are spread over all."""
+        for number in range(0, len(self), max(len(self) // 2000, 1)):
+            yield self.talk(config, agent, None, number, number)

@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import re
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from examples.worlds.sentences import content_words
 from examples.worlds.world import (
@@ -258,6 +258,27 @@ def talkative_questions(
 ) -> list[TalkativeQuestion]:
     """The questions of these numbers, from 0."""
     return [talkative_question(seed, split, number, clauses) for number in numbers]
+
+
+def talkative_parts(
+    config: Any,
+) -> tuple[dict[str, list[Query]], list[TalkativeQuestion], list[Passage]]:
+    """Queries by part, all training questions, and the passages of all, by section `queries`.
+
+    The queries of the test are of another world, as are those that choose the best checkpoint.
+    """
+
+    def questions(split: Split, count: int) -> list[TalkativeQuestion]:
+        return talkative_questions(config.made_seed, split, range(count), config.clauses)
+
+    test, count = config.made_test, config.made_test + config.held_out
+    # Passages of more questions are searched, since these mention one another's persons.
+    train = questions("train", config.made_corpus)
+    others = questions("dev", count + -count % BLOCK)
+    parts = {"train": train[: config.made_train], "test": others[:test]}
+    parts["dev"] = others[test:count]
+    queries = {name: [each.judged for each in part] for name, part in parts.items()}
+    return queries, train, [one for each in (*train, *others) for one in each.documents]
 
 
 def _persons(seed: int, split: Split, index: int) -> list[PuzzlePassage]:

@@ -49,7 +49,7 @@ from qrag_jax.metrics.bootstrap import columns_of, means, score_table
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.rollouts.experience import AgentExperience, Experience
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import Episode, Talk, facts_of
+from qrag_jax.rollouts.token_episodes import Episode, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
@@ -146,9 +146,6 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
         return config.writing.query_tokens if stage.plan.kind == SCRIPT else config.learned_tokens
 
     # ---------------------------------------------------------------- episodes
-
-    def _demonstration(self, number: int, index: int) -> Talk:
-        return self.inputs.script.talk(self.config, self.inputs.agent, number, index)
 
     def _played(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,8 @@ from jax.sharding import Mesh
 
 from qrag_jax.data.corpora import Query, check_in_corpus, is_collection
 from qrag_jax.data.reading import WITHOUT, parse_parts, read_judged_queries
-from qrag_jax.data.sample import BLOCK, Split, world
-from qrag_jax.environments.queries import (
-    REWRITTEN,
-    RewriteAgent,
-    RewriteTask,
-    Searched,
-    demonstration_scripts,
-)
+from qrag_jax.data.sample import world
+from qrag_jax.environments.queries import RewriteAgent, RewriteTask, demonstration_scripts
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import RewriteReward
 from qrag_jax.llm.text import prompts
@@ -32,7 +26,6 @@ from qrag_jax.retrieval.boolean_search import parse_boolean
 from qrag_jax.retrieval.index_folder import BOOLEAN, CORPUS
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.libraries import KeptResults
-from qrag_jax.rollouts.token_episodes import Talk
 from qrag_jax.runtime.run import DEV, log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
@@ -46,7 +39,7 @@ from qrag_jax.systems.search import (
     open_search,
     passages_of,
 )
-from qrag_jax.systems.token_system import TokenInputs, fingerprint, spoken, token_inputs
+from qrag_jax.systems.token_system import TokenInputs, fingerprint, token_inputs
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
 _MADE = "made"  # the collection of queries that are made here
@@ -124,10 +117,11 @@ def load_inputs(
         RewriteReward(config.reward).check(task)
     script = None
     if trains and queries.train == TALKATIVE:
-        script = RewriteScript(asked.made[1])
+        script = demonstration_scripts().RewriteScript(asked.made[1])
     elif trains and SCRIPT in config.stages and isinstance(library, Collections):
         corpora = ((p.whole for p in each.corpus) for each in library.by_name.values())
-        script = RewriteScript(*world("sentences.py").corpus_sentences(config.dropped, corpora))
+        sentences = world("sentences.py").corpus_sentences(config.dropped, corpora)
+        script = demonstration_scripts().RewriteScript(*sentences)
     return _with_model(
         config,
         workdir,
@@ -170,7 +164,7 @@ def _with_model(
     library: SearchLibrary,
     *,
     data: Mapping[str, str],
-    script: RewriteScript | None = None,
+    script: Any = None,
     **parts: Any,
 ) -> TokenInputs:
     """The model and the environment; refuses queries whose prompt leaves an output no room."""
@@ -182,7 +176,6 @@ def _with_model(
         workdir,
         mesh,
         turn=config.writing.query_tokens,
-        texts=partial(script.texts, config, agent) if script else None,
         prompts=[(longest.id, agent.messages(longest))],
         agent=agent,
         library=KeptResults(library, config.search.kept),
@@ -232,24 +225,8 @@ class _Asked:
 
     @functools.cached_property
     def made(self) -> tuple[dict[str, list[Query]], list[Any], list[Passage]]:
-        """What is made here: queries by part, all training questions, and the passages of all.
-
-        The queries of the test are of another world, as are those that choose the best checkpoint.
-        """
-        config = self.config.queries
-
-        def questions(split: Split, count: int) -> list[Any]:
-            asked = config.made_seed, split, range(count), config.clauses
-            return world().talkative_questions(*asked)
-
-        test, count = config.made_test, config.made_test + config.held_out
-        # Passages of more questions are searched, since these mention one another's persons.
-        train = questions("train", config.made_corpus)
-        others = questions("dev", count + -count % BLOCK)
-        parts = {"train": train[: config.made_train], "test": others[:test]}
-        parts["dev"] = others[test:count]
-        queries = {name: [each.judged for each in part] for name, part in parts.items()}
-        return queries, train, [one for each in (*train, *others) for one in each.documents]
+        """What is made here: queries by part, all training questions, and the passages of all."""
+        return world().talkative_parts(self.config.queries)
 
     def read(self, text: str, part_made: str) -> list[Query]:
         """The queries of a dataset string; ids need be unique within each of its parts alone."""
@@ -314,41 +291,3 @@ def digest_of(tasks: Sequence[RewriteTask]) -> str:
     return fingerprint(
         (t.collection, t.id, t.question, t.grades, t.answers, t.until) for t in tasks
     )
-
-
-# ---------------------------------------------------------------- what is demonstrated
-
-_READ_FOR_TOKENIZER = 2000  # demonstrations on which a tiny model's tokenizer is trained
-
-
-@dataclasses.dataclass(frozen=True)
-class RewriteScript:
-    given: Sequence[Any | str]  # queries of which the script knows all, or sentences
-    # The frequent words of these sentences' corpora, in small letters
-    frequent: frozenset[str] = frozenset()
-
-    def __len__(self) -> int:
-        return len(self.given)
-
-    def at(self, config: RewriteConfig, number: int, index: int) -> tuple[RewriteTask, str]:
-        """Demonstration `index`, of query `number`: its task, and the query to imitate.
-
-        It depends on the arguments only. Of a sentence, no document is relevant.
-        """
-        one = self.given[number]
-        if isinstance(one, str):
-            task = RewriteTask(id=f"sentence-{number}", question=one, answers=())
-            draw_dropped = world("sentences.py").draw_dropped
-            return task, draw_dropped(config.dropped, config.seed, index, one, self.frequent)
-        judged = one.judged
-        task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
-        return task, demonstration_scripts().draw_rewriting(config.seed, index, one)[1]
-
-    def talk(self, config: RewriteConfig, agent: RewriteAgent, number: int, index: int) -> Talk:
-        task, query = self.at(config, number, index)
-        return Talk(Searched(query, outcome=REWRITTEN), ((agent.messages(task), query),))
-
-    def texts(self, config: RewriteConfig, agent: RewriteAgent) -> Iterator[str]:
-        """The texts of some demonstrations, prompts included; they are spread over all."""
-        step = max(len(self) // _READ_FOR_TOKENIZER, 1)
-        return spoken(self.talk(config, agent, n, n) for n in range(0, len(self), step))

@@ -27,10 +27,8 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Sample, world
-from qrag_jax.environments.episode import Look
 from qrag_jax.environments.few_shot import split_questions
 from qrag_jax.environments.queries import (
-    Pool,
     QueryAgent,
     QueryPrompt,
     QueryState,
@@ -48,7 +46,6 @@ from qrag_jax.learners.token_update import (
     row_log_probs,
     token_episodes,
 )
-from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.bootstrap import interval_text
@@ -57,10 +54,10 @@ from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
 from qrag_jax.retrieval.corpus import pooled
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.experience import Experience, QuestionOrder
-from qrag_jax.rollouts.libraries import CorpusLibrary, states_on
+from qrag_jax.rollouts.libraries import states_on
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape
-from qrag_jax.rollouts.token_episodes import Episode, Start, all_sampled, styled_episode
+from qrag_jax.rollouts.token_episodes import Episode, Start
 from qrag_jax.rollouts.trajectories import STOP, Segment, TokenBatch, Turn
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
@@ -86,45 +83,6 @@ from qrag_jax.systems.token_config import BRIDGE, StagePlan
 
 OF_QUESTIONS = ("questions.", "search.")  # fields that say what is asked
 CORPUS = "search"  # of pooled passages, in the run's folder
-
-
-_READ_FOR_TOKENIZER = 300  # demonstrations on which a tiny model's tokenizer is trained
-
-
-@dataclasses.dataclass(frozen=True)
-class Script:
-    library: CorpusLibrary  # what their queries search
-    # The questions, and what the script knows of them: all of the corpus, so more than those that
-    # are tried, because a model that sees few names often learns them by heart, and not to copy.
-    # (To see none twice was worse: names were copied later.)
-    demonstrated: Sequence[tuple[QueryState, Any]]
-    # The bare one and those with the marks of the styles, whatever tries are asked by
-    prompt: QueryPrompt
-
-    def played(
-        self, config: LeretConfig, numbers: Sequence[int], first: int
-    ) -> list[tuple[Any, ...]]:
-        """The hops of demonstrations `first`, `first` + 1 and so on, of these questions."""
-        state, writing = self.demonstrated[0][0], config.writing  # any question's state will do
-
-        def search(queries: Sequence[str]) -> list[Pool | Failure]:
-            return self.library.look([(state, Look(query, writing.k)) for query in queries])
-
-        of, drawn = demonstration_scripts(), config.styles
-        starts = [
-            of.Start(
-                *self.demonstrated[each], of.draw_styles(drawn, config.seed, draw, writing.hops)
-            )
-            for draw, each in enumerate(numbers, first)
-        ]
-        return of.play_styled(search, starts, writing.order, drawn.most_words)
-
-    def texts(self, config: LeretConfig) -> Iterator[str]:
-        """The texts of the first demonstrations, prompts included."""
-        for hops in self.played(config, range(min(_READ_FOR_TOKENIZER, len(self.demonstrated))), 0):
-            for hop in hops:
-                yield from (text for _, text in self.prompt.messages(hop.state))
-                yield hop.query
 
 
 def load_inputs(
@@ -178,10 +136,7 @@ def load_inputs(
     prompt = QueryPrompt(prompts.load(writing.prompt), variants, writing.passage_words)
     script = None
     if is_made and trains:
-        by_id = {each.id: each for each in made}
-        known, _ = states_on([each.query for each in made], library.corpus, search.gold_by)
-        styled = dataclasses.replace(prompt, variants=style_variants())
-        script = Script(library, [(state, by_id[state.id]) for state in known], styled)
+        script = demonstration_scripts().QueryScript.of(made, library, search.gold_by, prompt)
     dev = states_on_corpus(every_dev)
     longest = max((*states, *dev), key=lambda state: len(state.question))
     asks = (prompt.messages(longest.asked_by(number)) for number in range(len(prompt.names)))
@@ -190,7 +145,6 @@ def load_inputs(
         workdir,
         mesh,
         turn=writing.query_tokens,
-        texts=partial(script.texts, config) if script else None,
         prompts=((longest.id, messages) for messages in asks),
         agent=QueryAgent(prompt, writing.k, writing.stop),
         library=library,
@@ -494,17 +448,8 @@ class LessonExperience:
         """Demonstrations of the styles, all their hops."""
         config, inputs = self._system.config, self._system.inputs
         script, size = inputs.script, config.script.batch_size
-        assert script is not None  # the config has this stage
-        numbers, epochs = QuestionOrder(len(script.demonstrated), size, config.seed).at(number)
-        segments: list[Segment] = []
-        played = script.played(config, numbers.tolist(), number * size)
-        for index, hops in enumerate(played, number * size):
-            for hop in demonstration_scripts().draw_renamed(
-                config.styles, config.seed, index, hops
-            ):
-                episode = styled_episode(hop, script.prompt, inputs.speech)
-                episode = all_sampled(episode) if config.script.observed else episode
-                segments += episode.segments
+        numbers, epochs = QuestionOrder(len(script), size, config.seed).at(number)
+        segments = script.segments(config, numbers.tolist(), number * size, inputs.speech)
         self.samples = np.stack([numbers, epochs], axis=1)
         return self._system.batch(stage, [(segment,) for segment in segments])
 

@@ -38,10 +38,9 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
 from qrag_jax.retrieval import own_documents
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
 from qrag_jax.rollouts.schedule import Counts, draw_keys
-from qrag_jax.rollouts.token_episodes import Episode, Library, Talk, facts_of, scripted_talk
+from qrag_jax.rollouts.token_episodes import Episode, Library, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import DEV, Run, log
@@ -52,7 +51,6 @@ from qrag_jax.systems.scoring import Predictor, ScoreOptions
 from qrag_jax.systems.token_config import BRIDGE
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
-_READ_FOR_TOKENIZER = 600  # demonstrations on which a tiny model's tokenizer is trained
 
 
 def open_library(config: RlvrConfig, mesh: Mesh, retriever: str = "") -> Library:
@@ -113,10 +111,6 @@ def load_inputs(
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
-    def texts() -> Iterator[str]:
-        own, shown = OwnLibrary(own_documents.OwnRetriever(BM25)), bridge[:_READ_FOR_TOKENIZER]
-        return token_system.spoken(scripted(config, agent, own, q, n) for n, q in enumerate(shown))
-
     longest = max((*train, *dev), key=lambda task: len(task.question))
     # A server tells no digest of what it searches.
     searched = {"corpus": corpus.digest if corpus else tools.corpus} if tools.corpus else {}
@@ -125,14 +119,13 @@ def load_inputs(
         workdir,
         mesh,
         turn=tools.turn_tokens,
-        texts=texts if bridge else None,
         prompts=[(longest.id, agent.opening(longest.question))],
         sampled=1,
         agent=agent,
         library=library,
         train=train,
         dev=dev,
-        script=bridge,
+        script=demonstration_scripts().ToolScript(bridge) if bridge else None,
         data={
             "questions": digest_of(train),
             DEV: digest_of(dev),
@@ -150,15 +143,6 @@ def _on_corpus(tasks: Sequence[ToolTask], corpus: StoredCorpus) -> list[ToolTask
             "their recall counts as 0, and citations as right"
         )
     return found
-
-
-def scripted(
-    config: RlvrConfig, agent: ToolAgent, library: Library, question: Any, index: int
-) -> Talk:
-    """Demonstration `index`, of this question."""
-    choices = demonstration_scripts().draw_choices(config.seed, index)
-    script = demonstration_scripts().Demonstration(question, choices, config.tools.form)
-    return scripted_talk(agent, bridge_task(question), script, library)
 
 
 def digest_of(tasks: Sequence[ToolTask]) -> str:
@@ -313,10 +297,6 @@ class Rlvr(ToolSystem):
         )
 
     # ---------------------------------------------------------------- episodes
-
-    def _demonstration(self, number: int, index: int) -> Talk:
-        inputs = self.inputs
-        return scripted(self.config, inputs.agent, inputs.library, inputs.script[number], index)
 
     def episodes(
         self, weights: Any, tasks: Sequence[Any], keys: np.ndarray, stop: StopSignal, **how: Any

@@ -105,8 +105,9 @@ def token_inputs(
     mesh: Mesh,
     *,
     turn: int,
-    texts: Callable[[], Iterable[str]] | None,
     data: Mapping[str, str],
+    agent: Any = None,
+    texts: Callable[[], Iterable[str]] | None = None,
     prompts: Iterable[tuple[str, Messages]] = (),
     sampled: int = 0,
     dev: Sequence[Any] = (),
@@ -118,19 +119,19 @@ def token_inputs(
 
     Args:
         turn: most tokens that a turn may sample.
-        texts: the tokenizer of a tiny model is trained on them; None: there are none.
+        texts: the tokenizer of a tiny model is trained on them; None: on those of the script.
         prompts: the longest ones, with the names of their questions.
         sampled: tokens for which there must be room behind each of them; 0: a turn's.
         dev, test: all of them, of which those are drawn that `config.eval` asks for.
     """
 
     def known() -> Iterable[str]:
-        if texts is None:
+        if texts is None and script is None:
             raise InputError(
                 "config.model.path is empty: a tiny model is made for questions that are made here "
                 "or for scripted ones only; name a chat model's folder or hub name."
             )
-        return texts()
+        return spoken(script.talks(config, agent)) if texts is None else texts()
 
     platform, room = Platform.of(mesh), config.sampling.room
     model = prepare_language_model(config.model, workdir, known, config.seed, platform=platform)
@@ -152,6 +153,7 @@ def token_inputs(
     return TokenInputs(
         model=model,
         speech=Speech(model.tokenizer, scaffold, turn, room),
+        agent=agent,
         dev=[dev[place] for place in shown.places],
         test=[test[place] for place in tested.places],
         drawn=shown,
@@ -574,10 +576,6 @@ class BatchSystem(TokenSystem[Config]):
     # The order of the questions in the first epoch of rewards; None: shuffled
     first_epoch: Sequence[int] | None = dataclasses.field(init=False, default=None)
 
-    def _demonstration(self, number: int, index: int) -> Talk:
-        """Demonstration `index`, of question `number` of `inputs.script`."""
-        raise NotImplementedError
-
     @abc.abstractmethod
     def _played(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
@@ -660,9 +658,10 @@ class BatchSystem(TokenSystem[Config]):
     ) -> list[TokenTrajectory]:
         if not self._imitates(self.stage_at(step)):
             return self._played(weights, numbers, step, stop)
-        found, parts = [], {REWARD: 0.0}
+        inputs, found, parts = self.inputs, [], {REWARD: 0.0}
         for index, number in enumerate(numbers, step * self._imitation.batch_size):
-            episode = encoded(self._demonstration(number, index), self.inputs.speech)
+            talk = inputs.script.talk(self.config, inputs.agent, inputs.library, number, index)
+            episode = encoded(talk, inputs.speech)
             if self._imitation.observed:
                 episode = all_sampled(episode)
             found.append(TokenTrajectory(number, 0, 1, episode.segments, episode.status, parts))
