@@ -27,7 +27,7 @@ from qrag_jax.data.corpora import read_query_list, write_qrels, write_run
 from qrag_jax.data.sample import world
 from qrag_jax.environments.episode import Document, Look
 from qrag_jax.environments.queries import REWRITTEN, RewriteTask, Searched
-from qrag_jax.errors import FeedbackLost, InputError
+from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import (
     measured,
@@ -41,7 +41,6 @@ from qrag_jax.evaluators.token_scores import (
     shape_of_rows,
 )
 from qrag_jax.feedback import rewrite
-from qrag_jax.feedback.rewards import Patience
 from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
@@ -68,19 +67,10 @@ class GuardedExperience(AgentExperience):
 
     ended = ""  # why the training ends before its next update; "": it goes on
 
-    def __init__(
-        self,
-        guards: rewrite.GuardsConfig,
-        position: Any,
-        order: Any,
-        playing: Any,
-        counts: Any,
-        *,
-        pending: Sequence[Any] = (),
-    ) -> None:
+    def __init__(self, guards: rewrite.GuardsConfig, position: Any, *how: Any, **more: Any) -> None:
         position = position or {"batches": 0, "guard": {}}
         self._guards, self._beyond = guards, Counter[str](position["guard"])
-        super().__init__(order, playing, counts, position["batches"], pending=pending)
+        super().__init__(*how, position["batches"], **more)
 
     def look(self, metrics: Mapping[str, float]) -> None:
         warning = rewrite.beyond_limits(self._guards, self._beyond, metrics)
@@ -153,7 +143,7 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
         members, tasks = self.config.rule.members, [self.inputs.train[n] for n in numbers]
         starts = starts_of(tasks, self.keys(step, len(tasks), members))
         episodes = self.play(weights, starts, stop, turn=self.turn)
-        originals = self.measures(tasks, self.patience(stop, Failure))
+        originals = self.measures(tasks, stop)
         places = [divmod(place, members) for place in range(len(episodes))]
         return [
             self.trajectory(episode, (numbers[n], member), tasks[n], originals[n])
@@ -177,35 +167,36 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
         return TokenTrajectory(*of, episode.attempts, episode.segments, status, parts, facts)
 
     def searched(
-        self, tasks: Sequence[RewriteTask], k: int, queries: Sequence[str] | None = None
+        self,
+        tasks: Sequence[RewriteTask],
+        k: int,
+        stop: StopSignal,
+        write: Callable[[str], str] = str,
     ) -> list[Found]:
-        """What queries find, best first; those that fail are searched for again.
+        """What queries by a rule find, best first; few of the searches have failed.
 
-        Args:
-            queries: None: the original ones.
+        `write` makes a query of a task's own one. Searches that fail are made again.
         """
-        texts = [task.question for task in tasks] if queries is None else queries
-        looks = [Look(one_line(text), k) for text in texts]
-        found: list[Any] = [None] * len(tasks)
-        left: Sequence[int] = range(len(tasks))
-        for _ in range(self.config.rollout.attempts if tasks else 0):
-            again = self.inputs.library.look([(tasks[n], looks[n]) for n in left])
-            for place, result in zip(left, again, strict=True):
-                found[place] = result
-            if not (left := [place for place in left if isinstance(found[place], Failure)]):
-                break
-        return found
 
-    def originals(self, tasks: Sequence[RewriteTask], k: int, patience: Patience) -> list[Found]:
-        """What each task's original query finds, best first; few of the searches have failed."""
-        return patience.play(tasks, lambda some: self.searched(some, k)) if tasks else []
+        def search(some: Sequence[RewriteTask]) -> list[Found]:
+            asked = [(task, Look(one_line(write(task.question)), k)) for task in some]
+            found: list[Any] = [None] * len(some)
+            left: Sequence[int] = range(len(some))
+            for _ in range(self.config.rollout.attempts):
+                again = self.inputs.library.look([asked[n] for n in left])
+                for place, result in zip(left, again, strict=True):
+                    found[place] = result
+                if not (left := [place for place in left if isinstance(found[place], Failure)]):
+                    break
+            return found
 
-    def measures(self, tasks: Sequence[RewriteTask], patience: Patience) -> list[float | Failure]:
+        return self.patience(stop, Failure).play(tasks, search) if tasks else []
+
+    def measures(self, tasks: Sequence[RewriteTask], stop: StopSignal) -> list[float | Failure]:
         """The reward's measure of what each task's original query finds."""
-        found = self.originals(tasks, self.config.reward.k, patience)
         return [
             result if isinstance(result, Failure) else self.reward.measure(task, result)
-            for task, result in zip(tasks, found, strict=True)
+            for task, result in zip(tasks, self.searched(tasks, self.config.reward.k, stop))
         ]
 
     def shape_of(self, trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
@@ -249,7 +240,7 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
         settings, tasks = self.config.eval, self.inputs.dev
         rows = self.rows(state.params, tasks, stop)
         stop.check()
-        found = self.originals(tasks, settings.depth, self.patience(stop, Failure))
+        found = self.searched(tasks, settings.depth, stop)
         originals = [None if isinstance(e, Failure) else tuple(d.id for d in e) for e in found]
         by: Any = {"measures": settings.measures, "best_by": settings.best_by}
         return rewrite_evaluation(step, tasks, rows, originals=originals, **by)
@@ -308,17 +299,8 @@ def _ways(rewriter: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way]
 
     def written(name: str, label: str, write: Callable[[str], str]) -> scoring.Way:
         def play(tasks: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
-            queries = [write(task.question) for task in tasks]
-            found = system.searched(tasks, config.eval.depth, queries)
-            failed = [each for each in found if isinstance(each, Failure)]
-            most = config.rollout.max_failed_share
-            if len(failed) > most * len(queries):
-                raise FeedbackLost(
-                    f"{len(failed)} of {len(queries)} searches failed, for example: "
-                    f"{failed[0].message.rstrip('.')}; config.rollout.max_failed_share allows "
-                    f"{most:g}"
-                )
-            return [searched_row(*each) for each in zip(tasks, queries, found, strict=True)]
+            found = system.searched(tasks, config.eval.depth, rewriter.stop, write)
+            return [searched_row(t, write(t.question), each) for t, each in zip(tasks, found)]
 
         return scoring.Way(name, label, play, rewriter.record)
 

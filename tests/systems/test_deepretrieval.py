@@ -111,11 +111,11 @@ def trajectory(system: DeepRetrieval, text: str, original: float | Failure) -> T
 
 def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(system: DeepRetrieval) -> None:
     task, entity = system.inputs.train[0], system.inputs.script.given[0].entity
-    (original,) = system.measures([task], system.patience(STOP, Failure))
+    (original,) = system.measures([task], STOP)
     k = system.config.reward.k
     for text in (entity, task.question, "nothing of that"):
         each = trajectory(system, text, original)
-        (found,) = system.searched([task], k, [text])
+        (found,) = system.searched([task], k, STOP, {task.question: text}.get)
         value = ndcg([one.id for one in found], dict(task.grades), k)  # type: ignore[union-attr]
         assert each.parts[f"ndcg@{k}"] == pytest.approx(value)
         assert each.parts["reward"] == each.parts["gain"] == pytest.approx(value - original)
