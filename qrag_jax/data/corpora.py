@@ -32,7 +32,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.data import records
-from qrag_jax.data.records import ITEMS, SUFFIXES, TEXT, read_lines, read_records
+from qrag_jax.data.reading import DatasetPart, ReadReport
+from qrag_jax.data.records import ITEMS, SUFFIXES, TEXT, read_lines, read_records, split_files
 from qrag_jax.data.sample import BadRecord, Passage
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.whole_files import write_whole
@@ -448,3 +449,63 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             except (ValueError, RecursionError):
                 row = {}  # which is refused
         yield f"{path.name}:{number}", row
+
+
+# ---------------------------------------------------------------- judged queries
+
+NO_DOCUMENT, NO_TEXT = "queries without a relevant document", "judged queries without a text"
+
+
+def read_judged_queries(part: DatasetPart) -> tuple[list[Query], ReadReport]:
+    """The queries of a part, and the report of what was skipped.
+
+    Skipped are queries without a relevant document, and judgements of queries that have no text. A
+    slice is of all queries of the part, whether they are skipped or not.
+
+    Args:
+        part: a folder in BEIR's layout, a file of rows (`judged_row`), or a folder with
+            such a file for each split; of a file, the split may only give a slice.
+    """
+    path = Path(part.path).expanduser()
+    if path.is_dir() and is_collection(path):
+        files, placed = _collection(path, part.split)
+    else:
+        files = split_files(path, part.split, (f"{part.split}.jsonl",))
+        rows = (row for file in files for row in read_records(file))
+        placed = [(where, judged_row(where, row)) for where, row in rows]
+    if part.bounds:
+        placed = [placed[place] for place in part.of(len(placed))]
+    report = ReadReport(part.path, tuple(map(str, files)), read=len(placed))
+    kept: dict[str, Query] = {}
+    for where, query in placed:
+        if not query.grades:
+            report.count(report.skipped, NO_DOCUMENT, where)
+        elif not query.text:
+            report.count(report.skipped, NO_TEXT, where)
+        elif kept.setdefault(query.id, query) is not query:
+            raise InputError(
+                f"{where}: there is a query {query.id!r} before; give each its own id."
+            )
+    report.kept = len(kept)
+    if not kept:
+        raise InputError(
+            f"{part.path} has no usable query among {report.read} (skipped: {report.losses()}); "
+            "give the judgements of these queries."
+        )
+    return [*kept.values()], report
+
+
+def _collection(folder: Path, split: str) -> tuple[list[Path], list[tuple[str, Query]]]:
+    """The files of a split, and its queries with their places.
+
+    They are those of the split's own file, and those that are judged.
+    """
+    asked, judgements = queries_path(folder, split), qrels_path(folder, split)
+    texts, qrels = read_queries(folder, split), read_qrels(judgements)
+    own = texts if asked.name.startswith(f"queries_{split}.") else ()
+    placed = []
+    for name in dict.fromkeys([*own, *qrels]):
+        grades = tuple((each, grade) for each, grade in qrels.get(name, {}).items() if grade >= 1)
+        query = Query(name, texts.get(name, "").strip(), grades)
+        placed.append((f"{asked.name}: {name}", query))
+    return [asked, judgements], placed

@@ -1,4 +1,4 @@
-"""Reads the records of a data set's part as samples or queries, and reports the unusable ones.
+"""Reads the records of a data set's part as samples, and reports the unusable ones.
 
 Q-RAG and HARR name a source and a path. The others name parts in one string,
 `path,config,split;path,config,split`, or `path,split;path,split` of judged queries. There, a path
@@ -16,8 +16,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from qrag_jax.data import corpora
-from qrag_jax.data.corpora import Query, judged_row, read_qrels
 from qrag_jax.data.records import HUB, load_hub, read_records, split_files
 from qrag_jax.data.sample import BadRecord, Decomposition, Sample, Split
 from qrag_jax.data.sources import (
@@ -322,63 +320,3 @@ def without_asked(train: Sequence[Any], dev: Sequence[Any]) -> list[Any]:
             "config.questions.dev has all questions of config.questions.train; name other parts."
         )
     return kept
-
-
-# ---------------------------------------------------------------- judged queries
-
-NO_DOCUMENT, NO_TEXT = "queries without a relevant document", "judged queries without a text"
-
-
-def read_judged_queries(part: DatasetPart) -> tuple[list[Query], ReadReport]:
-    """The queries of a part, and the report of what was skipped.
-
-    Skipped are queries without a relevant document, and judgements of queries that have no text. A
-    slice is of all queries of the part, whether they are skipped or not.
-
-    Args:
-        part: a folder in BEIR's layout, a file of rows (`corpora.judged_row`), or a folder with
-            such a file for each split; of a file, the split may only give a slice.
-    """
-    path = Path(part.path).expanduser()
-    if path.is_dir() and corpora.is_collection(path):
-        files, placed = _collection(path, part.split)
-    else:
-        files = split_files(path, part.split, (f"{part.split}.jsonl",))
-        rows = (row for file in files for row in read_records(file))
-        placed = [(where, judged_row(where, row)) for where, row in rows]
-    if part.bounds:
-        placed = [placed[place] for place in part.of(len(placed))]
-    report = ReadReport(part.path, tuple(map(str, files)), read=len(placed))
-    kept: dict[str, Query] = {}
-    for where, query in placed:
-        if not query.grades:
-            report.count(report.skipped, NO_DOCUMENT, where)
-        elif not query.text:
-            report.count(report.skipped, NO_TEXT, where)
-        elif kept.setdefault(query.id, query) is not query:
-            raise InputError(
-                f"{where}: there is a query {query.id!r} before; give each its own id."
-            )
-    report.kept = len(kept)
-    if not kept:
-        raise InputError(
-            f"{part.path} has no usable query among {report.read} (skipped: {report.losses()}); "
-            "give the judgements of these queries."
-        )
-    return [*kept.values()], report
-
-
-def _collection(folder: Path, split: str) -> tuple[list[Path], list[tuple[str, Query]]]:
-    """The files of a split, and its queries with their places.
-
-    They are those of the split's own file, and those that are judged.
-    """
-    asked, judgements = corpora.queries_path(folder, split), corpora.qrels_path(folder, split)
-    texts, qrels = corpora.read_queries(folder, split), read_qrels(judgements)
-    own = texts if asked.name.startswith(f"queries_{split}.") else ()
-    placed = []
-    for name in dict.fromkeys([*own, *qrels]):
-        grades = tuple((each, grade) for each, grade in qrels.get(name, {}).items() if grade >= 1)
-        query = Query(name, texts.get(name, "").strip(), grades)
-        placed.append((f"{asked.name}: {name}", query))
-    return [asked, judgements], placed

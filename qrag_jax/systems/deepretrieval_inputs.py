@@ -14,8 +14,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.data.corpora import Query, check_in_corpus, is_collection
-from qrag_jax.data.reading import WITHOUT, parse_parts, read_judged_queries
+from qrag_jax.data.corpora import Query, check_in_corpus, is_collection, read_judged_queries
+from qrag_jax.data.reading import WITHOUT, parse_parts
 from qrag_jax.data.sample import world
 from qrag_jax.environments.queries import RewriteAgent, RewriteTask, demonstration_scripts
 from qrag_jax.errors import InputError

@@ -10,15 +10,17 @@ from pathlib import Path
 import ir_measures
 import pytest
 
-from qrag_jax.data.corpora import Query, judged_row, last_day, read_query_list, write_run
-from qrag_jax.data.reading import (
+from qrag_jax.data.corpora import (
     NO_DOCUMENT,
     NO_TEXT,
-    WITHOUT,
-    ReadReport,
-    parse_parts,
+    Query,
+    judged_row,
+    last_day,
     read_judged_queries,
+    read_query_list,
+    write_run,
 )
+from qrag_jax.data.reading import WITHOUT, ReadReport, parse_parts
 from qrag_jax.errors import InputError
 from tests.support.worlds import write_lines
 
