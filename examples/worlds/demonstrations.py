@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from examples.worlds.scripts import BridgePassage, BridgeQuestion, TalkativeQuestion, renaming
 from examples.worlds.sentences import content_words, draw_dropped, words_of
 from qrag_jax.data.sample import Draw
-from qrag_jax.environments.episode import Look
+from qrag_jax.environments.episode import Agent, Look, Open, Reply, Said, Speak, ToolTally, ToolTask
 from qrag_jax.environments.queries import (
     BRIDGE,
     BY_HOP,
@@ -31,19 +31,21 @@ from qrag_jax.environments.queries import (
     style_variants,
 )
 from qrag_jax.environments.tasks import bridge_task
+from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.llm.text.prompts import one_line
+from qrag_jax.llm.text.prompts import Messages, one_line
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, states_on
 from qrag_jax.rollouts.token_episodes import (
+    Episode,
     Library,
     Speech,
     Talk,
     all_sampled,
-    scripted_talk,
-    styled_episode,
+    encoded,
+    read,
 )
 from qrag_jax.rollouts.trajectories import Segment
 
@@ -332,6 +334,49 @@ def draw_rewriting(seed: int, index: int, question: TalkativeQuestion) -> tuple[
 # ---------------------------------------------------------------- what the systems imitate
 # A script has a length, the number of its questions. `talks` gives those of its demonstrations on
 # which a tiny model's tokenizer is trained. All depend on the arguments only.
+
+
+def scripted_talk(agent: Agent, task: ToolTask, script: Demonstration, library: Library) -> Talk:
+    """`script.say` gives the text of the next turn, from the texts of all tool results so far."""
+    play, shown = agent.play(task), list[str]()
+    turns: list[tuple[Messages, str]] = []
+    step = next(play)
+    while True:
+        if isinstance(step, Speak):
+            if turns:  # the first messages are the prompt
+                shown += [text for _, text in step.messages]
+            turns.append((step.messages, script.say(shown)))
+            reply: Reply = Said(turns[-1][1], "stop")
+        else:
+            assert isinstance(step, Look | Open)
+            (reply,) = read(library, [(task, step)])
+        try:
+            step = play.send(reply)
+        except StopIteration as end:
+            return Talk(end.value, tuple(turns))
+
+
+def styled_episode(hop: Written, prompt: QueryPrompt, speech: Speech) -> Episode:
+    """A hop of a demonstration as an episode of one turn: its prompt, its query, the stop.
+
+    `prompt` has `style_variants`, which the numbers of prompts mean.
+    """
+    seen, tally = tuple(each.id for each in hop.found), ToolTally(turns=1, searches=1)
+    ended = Searched(answer=hop.query, seen=seen, tally=tally, found=hop.found)
+    try:
+        episode = encoded(Talk(ended, ((prompt.messages(hop.state), hop.query),)), speech)
+    except ValueError as error:
+        raise InputError(
+            f"a demonstration of question {hop.state.id!r} does not fit ({error}); raise "
+            "config.sampling.room, or show fewer words of passages."
+        ) from None
+    ((turn,),) = episode.segments
+    if len(turn.sampled) > speech.turn:
+        raise InputError(
+            f"a demonstrated query has {len(turn.sampled)} tokens, and a turn may sample "
+            f"{speech.turn}; raise that number, or lower config.styles.most_words."
+        )
+    return episode
 
 
 @dataclasses.dataclass(frozen=True)

@@ -38,10 +38,9 @@ from qrag_jax.environments.episode import (
     Retrieve,
     Said,
     Speak,
-    ToolTally,
     ToolTask,
 )
-from qrag_jax.environments.queries import QueryPrompt, Searched
+from qrag_jax.environments.queries import Searched
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.feedback.rewards import PERMANENT, Checks
 from qrag_jax.llm.outcomes import Failure, Outcome, Request
@@ -381,26 +380,6 @@ class Talk(NamedTuple):
     turns: tuple[tuple[Messages, str], ...]
 
 
-def scripted_talk(agent: Agent, task: ToolTask, script: Any, library: Library) -> Talk:
-    """`script.say` gives the text of the next turn, from the texts of all tool results so far."""
-    play, shown = agent.play(task), list[str]()
-    turns: list[tuple[Messages, str]] = []
-    step = next(play)
-    while True:
-        if isinstance(step, Speak):
-            if turns:  # the first messages are the prompt
-                shown += [text for _, text in step.messages]
-            turns.append((step.messages, script.say(shown)))
-            reply: Reply = Said(turns[-1][1], "stop")
-        else:
-            assert isinstance(step, Look | Open)
-            (reply,) = read(library, [(task, step)])
-        try:
-            step = play.send(reply)
-        except StopIteration as end:
-            return Talk(end.value, tuple(turns))
-
-
 def encoded(talk: Talk, speech: Speech) -> Episode:
     """The episode as tokens; raises `ValueError` if it is too long, or if turns are rewritten."""
     scaffold, turns = speech.scaffold, list[Turn]()
@@ -426,28 +405,3 @@ def all_sampled(episode: Episode) -> Episode:
         nothing = np.zeros(len(ids) - 1, np.float32)
         segments.append((Turn(ids[:1], ids[1:], nothing, segment[-1].finish),))
     return episode._replace(segments=tuple(segments))
-
-
-def styled_episode(hop: Any, prompt: QueryPrompt, speech: Speech) -> Episode:
-    """A hop of a demonstration as an episode of one turn: its prompt, its query, the stop.
-
-    Args:
-        hop: its `state`, `query` and what it `found`; see `examples/worlds/demonstrations.py`.
-        prompt: with `demonstrations.style_variants`, which the numbers of prompts mean.
-    """
-    seen, tally = tuple(each.id for each in hop.found), ToolTally(turns=1, searches=1)
-    ended = Searched(answer=hop.query, seen=seen, tally=tally, found=hop.found)
-    try:
-        episode = encoded(Talk(ended, ((prompt.messages(hop.state), hop.query),)), speech)
-    except ValueError as error:
-        raise InputError(
-            f"a demonstration of question {hop.state.id!r} does not fit ({error}); raise "
-            "config.sampling.room, or show fewer words of passages."
-        ) from None
-    ((turn,),) = episode.segments
-    if len(turn.sampled) > speech.turn:
-        raise InputError(
-            f"a demonstrated query has {len(turn.sampled)} tokens, and a turn may sample "
-            f"{speech.turn}; raise that number, or lower config.styles.most_words."
-        )
-    return episode

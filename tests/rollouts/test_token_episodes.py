@@ -11,7 +11,13 @@ import numpy as np
 import pytest
 
 from examples.worlds import demonstrations
-from examples.worlds.demonstrations import Demonstration, Style, play_styled
+from examples.worlds.demonstrations import (
+    Demonstration,
+    Style,
+    play_styled,
+    scripted_talk,
+    styled_episode,
+)
 from qrag_jax.environments.episode import Closed, Failed, Play, Speak, ToolTask
 from qrag_jax.environments.queries import BRIDGE, PASSAGE, QueryPrompt, style_variants
 from qrag_jax.environments.tasks import bridge_task
@@ -90,7 +96,7 @@ def test_sampled_ids_stay_as_they_are(speech: Speech, in_rounds: bool) -> None:
         assert episode.status == DONE
         (segment,) = episode.segments
         question = QUESTIONS[int(start.key[0])]
-        talk = token_episodes.scripted_talk(AGENT, start.task, script(question), LIBRARY)
+        talk = scripted_talk(AGENT, start.task, script(question), LIBRARY)
         assert talk.ended == episode.ended
         assert episode.ended.tally.searches == 2
         for number, (turn, (messages, text)) in enumerate(zip(segment, talk.turns, strict=True)):
@@ -106,7 +112,7 @@ def test_sampled_ids_stay_as_they_are(speech: Speech, in_rounds: bool) -> None:
 
 
 def test_a_script_is_encoded_as_a_tokenizer_does(speech: Speech) -> None:
-    talk = token_episodes.scripted_talk(AGENT, TASKS[0], script(QUESTIONS[0]), LIBRARY)
+    talk = scripted_talk(AGENT, TASKS[0], script(QUESTIONS[0]), LIBRARY)
     episode = token_episodes.encoded(talk, speech)
     ids = ids_of(episode.segments[0])
     messages = [
@@ -209,7 +215,7 @@ def test_a_demonstration_is_what_a_policy_would_sample(speech: Speech) -> None:
     start = demonstrations.Start(world_state(QUESTIONS[0]), QUESTIONS[0], styles)
     (hops,) = play_styled(WorldSearch(QUESTIONS), [start])
     for hop, is_marked in zip(hops, (True, False), strict=True):
-        ((turn,),) = token_episodes.styled_episode(hop, prompt, speech).segments
+        ((turn,),) = styled_episode(hop, prompt, speech).segments
         opening = speech.scaffold.opening(prompt.messages(hop.state))
         np.testing.assert_array_equal(turn.observed, opening)
         ids = speech.tokenizer(hop.query, add_special_tokens=False).input_ids
@@ -218,4 +224,4 @@ def test_a_demonstration_is_what_a_policy_would_sample(speech: Speech) -> None:
     for wrong, named in (({"room": 60}, "room"), ({"turn": 5}, r"config\.styles\.most_words")):
         small = dataclasses.replace(speech, **wrong)
         with pytest.raises(InputError, match=named):
-            [token_episodes.styled_episode(hop, prompt, small) for hop in hops]
+            [styled_episode(hop, prompt, small) for hop in hops]

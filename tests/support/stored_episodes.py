@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from transformers import AutoTokenizer
 
-from examples.worlds.demonstrations import Demonstration, draw_choices
+from examples.worlds.demonstrations import Demonstration, draw_choices, scripted_talk
 from examples.worlds.scripts import bridge_question
 from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task
@@ -32,7 +32,7 @@ from qrag_jax.rollouts.environment_play import (
 )
 from qrag_jax.rollouts.libraries import OwnLibrary
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import AgentRollout, Speech, Start, scripted_talk
+from qrag_jax.rollouts.token_episodes import AgentRollout, Speech, Start
 from qrag_jax.runtime.interrupt import StopSignal
 from tests.environments.verifiers_pythons import PYTHON
 from tests.rollouts.token_setup import ScriptedSampler

@@ -168,7 +168,7 @@ def test_searches_that_fail_are_repeated(system: DeepRetrieval) -> None:
         rollout = dataclasses.replace(system.config.rollout, attempts=attempts)
         config = dataclasses.replace(system.config, rollout=rollout)
         searches: Any = dataclasses.replace(system, config=config, inputs=inputs)
-        assert searches.searched(tasks, 5) == [("a",), second, ("c",)]
+        assert searches.searched(tasks, 5, STOP) == [("a",), second, ("c",)]
         assert calls == [[*"abc"], ["b"], ["b"]][:attempts]
 
 
