@@ -155,8 +155,7 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
     ) -> TokenTrajectory:
         """A played episode with the parts of its reward; none if it, or the original, failed.
 
-        Args:
-            of: numbers of its query, and of it among the episodes of this query.
+        `of` are the numbers of its query, and of it among the episodes of this query.
         """
         ended, status, parts = episode.ended, episode.status, {}
         if isinstance(original, Failure):
@@ -224,11 +223,7 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
         stop: StopSignal,
         stream: int = token_system.EVALUATED,
     ) -> list[RewriteRow]:
-        """Plays queries for evaluation; they find as many documents as its measures need.
-
-        Args:
-            stream: another one has other draws.
-        """
+        """Plays queries for evaluation, by the draws of a stream, as deep as its measures need."""
         config, speech = self.config, self.inputs.speech
         agent, greedy = deepretrieval_inputs.agent_of(config, config.eval.depth), config.eval.greedy
         starts = starts_of(tasks, self.keys(stream, len(tasks), 1))
@@ -389,10 +384,9 @@ def open_rewriter(
     search: Path | None = None,
     scores: bool = False,
 ) -> Iterator[scoring.Predictor]:
-    """Opens the model of a run, and the queries to rewrite.
+    """Opens the model of a run, and the queries to rewrite: of a file, or `config.queries.test`.
 
     Args:
-        queries: a file of them, see `data.corpora`; None: `config.queries.test`.
         search: folder of the collections of other queries; None: the run's own.
         scores: all are asked at once, by the draws of the evaluations of the training.
     """

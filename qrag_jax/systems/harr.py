@@ -280,9 +280,7 @@ class Harr:
     ) -> list[Start]:
         """Episodes whose draws depend on the step, the place in the batch and the member alone.
 
-        Args:
-            first, apart: places of the questions in the batch of all hosts: the first, and from
-                one to the next.
+        The questions have the places `first`, `first + apart` and so on in the batch of all hosts.
         """
         key = jax.random.fold_in(jax.random.key(self.config.seed), number)
         places = first + apart * np.arange(len(golds), dtype=np.uint32)

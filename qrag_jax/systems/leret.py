@@ -225,11 +225,9 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         shape: BlockShape | None = None,
         reference: np.ndarray | None = None,
     ) -> Any:
-        """What an update of a stage takes, on the host.
+        """What an update of a stage takes, on the host, in blocks that suit these lessons or given.
 
-        Args:
-            shape: of the blocks; None: one that suits these lessons.
-            reference: float32 `[2·P]`, log-probabilities of pairs' queries; None: zeros.
+        `reference`: float32 `[2·P]`, log-probabilities of pairs' queries; None: zeros.
         """
         rows = lesson_batch(lessons, self.config.sampling.room)
         shape = shape or self.shape_of(stage.plan.kind, rows)
@@ -295,11 +293,9 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         *,
         variant: int = 0,
     ) -> list[Searched]:
-        """Plays questions hop by hop for evaluation.
+        """Plays questions hop by hop for evaluation, by the draws of a stream.
 
-        Args:
-            stream: another one has other draws.
-            variant: number of the prompt that asks; those with examples must be there.
+        `variant`: number of the prompt that asks; those with examples must be there.
         """
         agent, greedy = self.inputs.agent, self.config.eval.greedy
         if variant:
@@ -316,8 +312,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     def lessons(self, iteration: int, state: TrainState | None, stop: StopSignal) -> Lessons:
         """What an iteration learns from: prompts are made first, then the tries by them.
 
-        Args:
-            state: has the weights that make what is missing; None: these are gone.
+        The state has the weights that make what is missing; None: these are gone.
         """
         play: Any = None
         if state is not None:
@@ -363,8 +358,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     ) -> np.ndarray:
         """Log-probabilities of all pairs' queries by the weights of the stage's start: `[2·P]`.
 
-        Args:
-            state: of these weights; None: they are gone.
+        The state has these weights; None: they are gone.
         """
         path = self.tries.folder(plan.iteration) / "reference.json"
         if state is None:
@@ -403,9 +397,6 @@ class LessonExperience:
 
     Tries of an iteration are made when its first step is due. They and the log-probabilities of the
     reference are kept in the run's folder, so that a resumed run learns from the same.
-
-    Args:
-        batches: that were learned from before.
     """
 
     def __init__(self, system: Leret, batches: int = 0) -> None:
@@ -584,8 +575,7 @@ def open_hop_predictor(
 ) -> Iterator[scoring.Predictor]:
     """Opens the model of a run, and the questions to ask.
 
-    Args:
-        scores: all are asked at once, by the draws of the evaluations of the training.
+    If it scores, all are asked at once, by the draws of the evaluations of the training.
     """
     config = LeretConfig.of(raw)
     mesh, size = scoring.mesh_of_run(config, workdir), config.tries.questions

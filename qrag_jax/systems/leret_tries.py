@@ -113,11 +113,8 @@ def search_hops(
 ) -> tuple[list[SearchedRow], list[Tried]]:
     """Plays all hops of questions side by side: a row for each question, and all tries by hop.
 
-    A query that is empty, too long or failed finds nothing, and the next hop asks again.
-
-    Args:
-        stream: another one has other draws.
-        variant: number of the prompt that asks.
+    A query that is empty, too long or failed finds nothing, and the next hop asks again. Each
+    stream has other draws. `variant`: number of the prompt that asks.
     """
     now, going, tried = [*states], [*range(len(states))], list[Tried]()
     hops: list[list[Hop]] = [[] for _ in states]
@@ -200,9 +197,7 @@ class TryMaker:
     def iteration(self, number: int, play: Play | None, stop: StopSignal) -> Iteration:
         """The tries of iteration `number`; those that are in files are not made again.
 
-        Args:
-            play: plays episodes by the weights of the iteration's start; None: these are gone, so
-                all tries must be there.
+        They are played by the weights of its start. If these are gone (None), all must be there.
         """
         found = Iteration([], {})
         now = {StateKey(place, 1): state for place, state in enumerate(self.questions)}
@@ -282,11 +277,7 @@ class PromptMaker:
     library: CorpusLibrary
 
     def prompts(self, workdir: Path, play: PlayBy | None) -> tuple[Variant, ...]:
-        """The best prompts, from the run's file if they are there.
-
-        Args:
-            play: plays episodes by the run's first weights; None: these are gone.
-        """
+        """The best prompts, from the run's file, or played by its first weights (None: gone)."""
         config, path = self.config.few_shot, workdir / few_shot.NAME
         made = few_shot.FewShotPrompts(template := self.bare.prompt.fingerprint)
         if path.exists():

@@ -165,19 +165,14 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
     ) -> list[Episode]:
         """Plays tasks, the episodes of each side by side; keys uint32 `[task, member, 2]`.
 
-        Args:
-            how: `greedy`; `library`, what the tools read, None: what they read in training.
+        `how`: `greedy`; `library`, what the tools read, None: what they read in training.
         """
 
     @abc.abstractmethod
     def trajectory(
         self, episode: Episode, question: int, member: int, task: Any
     ) -> TokenTrajectory:
-        """An episode with the parts of its reward; none if it, or a user's rubric, failed.
-
-        Args:
-            question, member: number of the question, and of the episode among those of it.
-        """
+        """An episode with the parts of its reward; none if it, or a user's rubric, failed."""
 
     def rewarded(
         self,
@@ -413,17 +408,13 @@ def open_players(
     retrievers: Sequence[str] = (),
     sampled: int = 0,
 ) -> Iterator[dict[str, Predictor]]:
-    """Opens the model of a run, or that of a config, and the questions to ask.
+    """Opens the model of a run, and the questions to ask; gives what plays, by the retriever.
 
     Args:
-        raw: the config; `questions.dev` and `eval.samples` say what is asked.
         workdir: the run's folder; None: the config's own model, untrained.
         folder: where a tiny model is, or is made.
         retrievers: what the tool that searches uses; (): the config's own.
         sampled: episodes drawn for each question; 0: one, as `config.eval.greedy` says.
-
-    Returns:
-        What plays, by the name of the retriever.
     """
     config = RlvrConfig.of(raw)
     mesh, own = scoring.mesh_of_run(config, workdir), config.tools.retriever

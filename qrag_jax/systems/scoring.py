@@ -250,11 +250,7 @@ BEST, LAST, FIRST, IMITATED = CHECKPOINTS = ("best", "last", "first", "sft")
 
 
 def mesh_of_run(config: Any, workdir: Path | None) -> Mesh:
-    """The mesh on which the model of a run plays; compiled programs are kept in the run's folder.
-
-    Args:
-        workdir: the run's folder; None: there is no run, and the config's own model plays.
-    """
+    """The mesh on which the model of a run plays, or without one (None) the config's own model."""
     model = first_language_model.FOLDER
     if workdir and not config.model.path and not (workdir / model / "config.json").exists():
         raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")

@@ -296,9 +296,8 @@ def open_collections(
 ) -> Collections:
     """Opens the collections; those that are not indexed yet are indexed in the run's folder.
 
-    Args:
-        wanted: name → its passages, read if they are not there; of the name "" if the config names
-            an index, that is opened.
+    `wanted`: name → its passages, which are read if they are not there. If the config names an
+    index, that is the collection of the name "".
     """
     found = {}
     for name, passages in wanted.items():

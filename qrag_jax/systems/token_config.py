@@ -99,9 +99,7 @@ class TokenConfig(SystemConfig):
     def served(self, versions: int, *, samples: bool = True) -> ServedConfig | None:
         """The section `llm`, which is read only if a server samples.
 
-        Args:
-            versions: of the weights that stay loaded.
-            samples: whether anything is sampled.
+        So many versions of the weights stay loaded.
         """
         if not samples or self.sampling.engine != SERVER:
             return None

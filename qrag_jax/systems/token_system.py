@@ -532,8 +532,7 @@ def open_token_system(
 ) -> Iterator[Any]:
     """Opens a system, and the server that samples if the config has one; see `systems`.
 
-    Args:
-        load: (settings, the run's folder, a mesh of this host) → data and model.
+    `load`: (settings, the run's folder, a mesh of this host) → data and model.
     """
     settings.resume(raw, run)
     config = settings.of(raw)
