@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
 import time
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,6 @@ from qrag_jax.evaluators import episodes
 from qrag_jax.feedback.facts import GROUND_TRUTH, fact_feedback
 from qrag_jax.metrics import facts
 from qrag_jax.metrics.bootstrap import columns_text
-from qrag_jax.metrics.row_log import RowLog, record_path
 from qrag_jax.metrics.rows import RETRIEVALS, Row, log_name
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
@@ -43,7 +43,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.plots import plot_lengths
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.runtime.whole_files import write_json, write_whole
+from qrag_jax.runtime.whole_files import write_json
 from qrag_jax.systems import scoring
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.saved_run import SavedRun, mesh_towers, training_seconds, weights_digest
@@ -81,26 +81,32 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
     trained, step = run.trained(options.checkpoint)
     own, times = f"{options.checkpoint}-{step}", Times()
 
-    def way(label: str, params: Params | Adapted, times: Times) -> scoring.Way:
-        def play(part: Sequence[Sample], first: int) -> list[tuple[Row, Row]]:
+    def ways(label: str, params: Params | Adapted, times: Times) -> Iterator[scoring.Way]:
+        """In several steps, and in one, whose rows the same play gives."""
+        of_one_step: dict[int, list[Row]] = {}  # by the number of their first question
+
+        def several(part: Sequence[Sample], first: int) -> list[Row]:
             began = time.monotonic()
-            rows = evaluator.rows(params, slice(first, first + len(part)))
+            rows, of_one_step[first] = evaluator.rows(params, slice(first, first + len(part)))
             times.append((len(part), time.monotonic() - began))
-            return [*zip(*rows, strict=True)]
+            return rows
+
+        def single(part: Sequence[Sample], first: int) -> list[Row]:
+            if first in of_one_step:
+                return of_one_step[first]
+            return evaluator.rows(params, slice(first, first + len(part)))[1]
 
         record = log_record(run, label, weights_digest(params), asked, searched=False)
-        return scoring.Way(f"{label}/{name}", label, play, record)
+        yield scoring.Way(f"{label}/{name}", label, several, record)
+        yield scoring.Way(f"{label}/single_step_{name}", f"{label}, one step", single, record)
 
     with StopSignal() as stop:
         how = {"stop": stop, "restart": options.restart}
-        ways = way(facts.UNTRAINED, run.untrained(), []), way(own, trained, times)
-        both = scoring.Questions(_TwoLogs(**vars(RETRIEVALS)), shown, size=_PART * size)
-        logs = [log for _, log in both.played(out, ways, **how)[0]]
-        played = {
-            facts.NAMES[encoder, steps]: RETRIEVALS.read(log)
-            for encoder, several in zip((facts.UNTRAINED, facts.TRAINED), logs)
-            for steps, log in (("multi", several), ("single", _single(several)))
-        }
+        four = *ways(facts.UNTRAINED, run.untrained(), []), *ways(own, trained, times)
+        greedy = scoring.Questions(RETRIEVALS, shown, size=_PART * size)
+        logs = [log for _, log in greedy.played(out, four, **how)[0]]
+        names = itertools.product((facts.UNTRAINED, facts.TRAINED), ("multi", "single"))
+        played = {facts.NAMES[each]: RETRIEVALS.read(log) for each, log in zip(names, logs)}
         if config.eval.searches:
             searcher = beam_search(run, trained, store)
             record = log_record(run, own, weights_digest(trained), asked, searched=True)
@@ -127,7 +133,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
                 "about the retrieval log"
             )
         lines.append(f"returns are those of the supporting facts: {why}")
-    return scoring.end_scoring(out, raw, summary, [*lines, f"retrieval log: {logs[1]}"])
+    return scoring.end_scoring(out, raw, summary, [*lines, f"retrieval log: {logs[2]}"])
 
 
 def _speed(times: Times) -> float | None:
@@ -161,29 +167,6 @@ def log_record(
             if not scoring.is_free(name, free)
         },
     }
-
-
-class _TwoLogs(RowLog[Any]):
-    """Pairs of rows: in a log those of play in several steps, next to it those of one look-up."""
-
-    def append(self, path: Path, rows: Iterable[Any]) -> None:
-        several, single = zip(*rows, strict=True)
-        write_whole(record_path(_single(path)), record_path(path).read_text(encoding="utf-8"))
-        super().append(_single(path), single)
-        super().append(path, several)
-
-    def resume(self, path: Path, size: int, count: int, see: Callable[[Any, int], object]) -> int:
-        both, one = (path, _single(path)), super().resume
-        if not path.exists():
-            both[1].unlink(missing_ok=True)
-        rows = min(one(log, size, count, see) for log in both)
-        for log in both:  # a part may be in one of them alone
-            one(log, 1, rows, lambda row, number: None)
-        return rows
-
-
-def _single(log: Path) -> Path:
-    return log.with_name(f"single_step_{log.name}")
 
 
 def _plays(run: SavedRun, searcher: BeamSearch, times: Times) -> Callable[..., list[Row]]:
