@@ -120,12 +120,7 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
                 rows.append(reward_row((gold.id, gold.question), rewards, least_std))
             return rows
 
-        asked = Questions(
-            REWARDS,
-            inputs.train,
-            lambda row, gold: (row.id, row.question) == (gold.id, gold.question),
-            max(1, AT_ONCE // count),
-        )
+        asked = Questions(REWARDS, inputs.train, max(1, AT_ONCE // count))
         asked.into(log, Way(log.stem, "rewards", play, settings), stop, restart=False)
 
 

@@ -67,13 +67,15 @@ class RowLog(Generic[Row]):
     def read_partial(self, path: Path) -> list[Row]:
         """Reads a log, and cuts a last line off that was being written when a kill came."""
         rows = list[Row]()
-        self.resume(path, 1, sys.maxsize, lambda row, number: rows.append(row))
+        self.resume(path, 1, sys.maxsize, rows.append)
         return rows
 
-    def resume(self, path: Path, size: int, count: int, see: Callable[[Row, int], object]) -> int:
+    def resume(
+        self, path: Path, size: int, count: int, see: Callable[[Row], object] = lambda row: None
+    ) -> int:
         """How many rows the whole parts of a log have that may have been cut off.
 
-        What is behind them is dropped. `see` is shown each row and its number. A part has `size`
+        What is behind them is dropped. `see` is shown each row. A part has `size`
         rows; the last one of a finished log, which has `count` rows, may be smaller.
         """
         if not path.exists():
@@ -87,7 +89,7 @@ class RowLog(Generic[Row]):
             for number, line in enumerate(whole_files.bounded_lines(file, path, _FIX)):
                 if not line.endswith(b"\n"):
                     break
-                see(self.parsed_row(line, f"{path}, line {number + 1}"), number)
+                see(self.parsed_row(line, f"{path}, line {number + 1}"))
                 ends.append(ends[-1] + len(line))
             rows = len(ends) - 1
             whole = min(rows if rows >= count else rows // size * size, count)

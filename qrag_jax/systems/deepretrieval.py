@@ -411,10 +411,7 @@ def open_rewriter(
             ]
 
         asked: scoring.Questions[RewriteTask, RewriteRow] = scoring.Questions(
-            REWRITES,
-            tasks,
-            lambda row, task: (row.collection, row.id) == (task.collection, task.id),
-            0 if scores else size,
+            REWRITES, tasks, 0 if scores else size
         )
         record = {name: every[name] for name in ("search", *_OF_PLAY)} | {
             "queries": deepretrieval_inputs.digest_of(tasks),

@@ -62,7 +62,7 @@ def score_agent(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -
             "sampled": options.sampled,
             "answers depend on": system.provenance,
         }
-        asked = scoring.Questions(AGENTS, inputs.dev, lambda row, each: row.id == each.id, AT_ONCE)
+        asked = scoring.Questions(AGENTS, inputs.dev, AT_ONCE)
         ways = (way._replace(record={**record, **way.record}) for way in three)
         played, _ = asked.played(out, ways, stop, restart=options.restart)
     rows = {label: AGENTS.read(log) for label, log in played}

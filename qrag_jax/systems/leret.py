@@ -58,7 +58,7 @@ from qrag_jax.rollouts.libraries import states_on
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import Episode, Start
-from qrag_jax.rollouts.trajectories import STOP, Segment, TokenBatch, Turn
+from qrag_jax.rollouts.trajectories import Segment, TokenBatch
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
@@ -184,14 +184,6 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         self.check_server(stop)
         return LessonExperience(self, run.progress.batches or 0)
 
-    @cached_property
-    def stages(self) -> list[token_system.Stage]:
-        """The stages, in their order; those of a kind differ in their first step alone."""
-        plan = self.config.plan
-        firsts = {stage.kind: stage for stage in reversed(plan)}
-        kinds = {kind: self._first_stage(first) for kind, first in firsts.items()}
-        return [kinds[stage.kind]._replace(plan=stage) for stage in plan]
-
     def _first_stage(self, plan: StagePlan) -> token_system.Stage:
         config, kind = self.config, plan.kind
         algorithm: Any = getattr(config, kind)
@@ -239,10 +231,9 @@ class Leret(token_system.TokenSystem[LeretConfig]):
 
     def _longest(self, stage: token_system.Stage) -> Any:
         config, kind = self.config, stage.plan.kind
-        query = np.zeros(config.writing.query_tokens, np.int32)
-        opening = np.zeros(config.sampling.room - len(query), np.int32)
-        segment: Segment = (Turn(opening, query, query.astype(np.float32), STOP),)
-        lesson = (segment,) * (PAIR if kind == PREFERENCE else 1)
+        lesson = (self._longest_segment(config.writing.query_tokens),) * (
+            PAIR if kind == PREFERENCE else 1
+        )
         return self.batch(stage, [lesson] * getattr(config, kind).batch_size)
 
     # ---------------------------------------------------------------- play
@@ -362,8 +353,6 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         """
         path = self.tries.folder(plan.iteration) / "reference.json"
         if state is None:
-            if not path.exists():
-                raise InputError(f"{path} is missing; bring it back, or begin a new --workdir.")
             return np.array(read_fields(path)["log_probs"], np.float32)
         room, size, parts = self.config.sampling.room, self.config.preference.batch_size, []
         for first in range(0, len(pairs), size):  # as many as in an update: one program
@@ -596,7 +585,7 @@ def open_hop_predictor(
         }
         # As many in a part as in training, whose memory suffices
         questions: scoring.Questions[QueryState, Searched] = scoring.Questions(
-            HOPS, inputs.dev, lambda row, state: row.id == state.id, 0 if scores else size
+            HOPS, inputs.dev, 0 if scores else size
         )
         yield scoring.Predictor(system, stop, questions, play, record)
 

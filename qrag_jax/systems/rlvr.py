@@ -380,8 +380,6 @@ def score_language_model(workdir: Path, raw: ConfigDict, options: ScoreOptions) 
             f"--retrievers={','.join(options.retrievers)} is for questions of our own, and the "
             f"run's environment is {raw.env.verifiers!r}; leave it out."
         )
-    if len(set(options.retrievers)) < len(options.retrievers):
-        raise InputError(f"--retrievers={','.join(options.retrievers)}: give each once.")
     raw, out, halves = scoring.begin_scoring(workdir, raw, options, ("questions.", "tasks."))
     with open_players(raw, workdir, workdir, options.retrievers, options.sampled) as players:
         player = next(iter(players.values()))
@@ -433,7 +431,7 @@ def open_players(
         # As many episodes side by side as in training, whose memory is known to suffice.
         size = max(1, config.train.batch_size * config.grpo.members // draws)
         questions: scoring.Questions[ToolTask, Prediction] = scoring.Questions(
-            PREDICTIONS, inputs.dev, lambda row, task: row.id == task.id, size, draws
+            PREDICTIONS, inputs.dev, size, draws
         )
 
         def play(

@@ -195,8 +195,6 @@ class Questions(Generic[Asked, Row]):
 
     rows: RowLog[Row]  # writes and reads the logs
     asked: Sequence[Asked]  # all of it
-    # Whether a row is of this; None: the record next to the log says enough
-    is_of: Callable[[Row, Asked], bool] | None = None
     size: int = 0  # asked of a part, 0: all
     draws: int = 1  # rows of each asked
 
@@ -205,15 +203,10 @@ class Questions(Generic[Asked, Row]):
         count = len(self.asked)
         size = self.size or count
 
-        def check(row: Row, number: int) -> None:
-            place = number // self.draws
-            if place >= count or not (self.is_of is None or self.is_of(row, self.asked[place])):
-                raise InputError(f"{log} has other questions; give --restart to throw it away.")
-
         with log_locks(log):
             if log.exists():
                 begin(log, way.record, restart=restart)
-            rows = self.rows.resume(log, size * self.draws, count * self.draws, check)
+            rows = self.rows.resume(log, size * self.draws, count * self.draws)
             if (done := rows // self.draws) == count:
                 return ""
             if way.missing:

@@ -57,6 +57,7 @@ from qrag_jax.rollouts.trajectories import (
     DONE,
     REWARD,
     STOP,
+    Segment,
     TokenBatch,
     TokenTrajectory,
     Turn,
@@ -228,14 +229,26 @@ class TokenSystem(abc.ABC, Generic[Config]):
         stages = (f"{plan.steps} steps of {plan.kind}" for plan in self.config.plan)
         self.steps = ", then ".join(stages)  # for the line of the run
 
-    @property
+    @cached_property
+    def stages(self) -> list[Stage]:
+        """The stages, in their order; those of a kind differ in their first step alone."""
+        firsts = {plan.kind: plan for plan in reversed(self.config.plan)}
+        kinds = {kind: self._first_stage(first) for kind, first in firsts.items()}
+        return [kinds[plan.kind]._replace(plan=plan) for plan in self.config.plan]
+
     @abc.abstractmethod
-    def stages(self) -> Sequence[Stage]:
-        """The stages, in their order; the first one begins with step 0."""
+    def _first_stage(self, plan: StagePlan) -> Stage:
+        """The first stage of its kind."""
 
     @abc.abstractmethod
     def _longest(self, stage: Stage) -> Any:
         """A batch of a stage whose rows are as long as they may be."""
+
+    def _longest_segment(self, sampled: int) -> Segment:
+        """One turn that fills the room; so many of its tokens are sampled."""
+        ids, log_probs = np.zeros(sampled, np.int32), np.zeros(sampled, np.float32)
+        before = np.zeros(self.config.sampling.room - sampled, np.int32)
+        return (Turn(before, ids, log_probs, STOP),)
 
     @abc.abstractmethod
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
@@ -587,11 +600,7 @@ class BatchSystem(TokenSystem[Config]):
 
     # ---------------------------------------------------------------- stages
 
-    @cached_property
-    def stages(self) -> list[Stage]:
-        return [self._stage(plan) for plan in self.config.plan]
-
-    def _stage(self, plan: StagePlan) -> Stage:
+    def _first_stage(self, plan: StagePlan) -> Stage:
         config, rule, imitates = self.config, self.config.rule, plan.kind == self.config.IMITATION
         algorithm, optimizer = self._imitation if imitates else rule, config.optimizer
         if imitates:
@@ -679,10 +688,7 @@ class BatchSystem(TokenSystem[Config]):
         return token_episodes(stage.policy, batch, self.block_shape(batch, members))
 
     def _longest(self, stage: Stage) -> Any:
-        sampled = self._sampled(stage)
-        ids, log_probs = np.zeros(sampled, np.int32), np.zeros(sampled, np.float32)
-        before = np.zeros(self.config.sampling.room - sampled, np.int32)
-        segments = ((Turn(before, ids, log_probs, STOP),),)
+        segments = (self._longest_segment(self._sampled(stage)),)
         trajectories = [
             TokenTrajectory(group, member, 1, segments, DONE, {REWARD: float(member)})
             for group in range(self._size(stage))

@@ -121,7 +121,7 @@ def test_a_log_of_parts_goes_on_behind_its_last_whole_part(kept: int, tmp_path: 
     with path.open("a") as file:
         file.write('{"id"')
     whole, seen = kept if kept == len(rows) else kept // size * size, list[Any]()
-    assert log.resume(path, size, len(rows), lambda row, number: seen.append(row)) == whole
+    assert log.resume(path, size, len(rows), seen.append) == whole
     assert seen == rows[:kept]
     log.append(path, rows[whole:])
     assert log.read(path) == rows
