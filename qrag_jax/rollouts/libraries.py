@@ -29,14 +29,11 @@ class CorpusLibrary:
     """See `token_episodes.Library`. The ids of documents are the passages' names."""
 
     corpus: StoredCorpus  # the passages
-    # their index; None: a search gives the question's gold passages, a bound from above
-    searched: SingleStepSearch | None
+    searched: SingleStepSearch  # their index
     clean: bool = True  # whether quotes are made straight, as in a question's own documents
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first. Equal queries are searched once."""
-        if self.searched is None:
-            return [self.named(task, task.gold) for task, _ in asked]
         most: dict[str, int] = {}
         for _, step in asked:
             most[step.query] = max(most.get(step.query, 0), step.most)

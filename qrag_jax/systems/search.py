@@ -25,7 +25,7 @@ from qrag_jax.retrieval import corpus, index_folder
 from qrag_jax.retrieval.bm25 import STEMMER, STOPPED, BM25Config, BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, CORPUS, HYBRID, OF_WORDS, IndexAt
-from qrag_jax.retrieval.own_documents import GOLDEN, LEXICAL, RETRIEVERS, SEMANTIC
+from qrag_jax.retrieval.own_documents import LEXICAL, RETRIEVERS, SEMANTIC
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteEngineConfig
 from qrag_jax.rollouts.libraries import CorpusLibrary, RemoteLibrary
@@ -184,11 +184,9 @@ def open_index(
             "--corpus=FILE --index=FOLDER."
         )
     stored, engine = StoredCorpus(folder / CORPUS), _ENGINES.get(retriever)
-    if retriever == GOLDEN:
-        return CorpusLibrary(stored, None, clean)
     if engine is None:
         # Boolean search is the query writers' alone.
-        both = (name for name in RETRIEVERS if name == GOLDEN or name in _ENGINES)
+        both = (name for name in RETRIEVERS if name in _ENGINES)
         raise InputError(
             f"the retriever {retriever!r} is for a question's own documents; with the index of "
             f"{section} use one of {', '.join(both)}."

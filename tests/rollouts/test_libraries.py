@@ -52,13 +52,9 @@ def test_gold_documents_are_matched_by_text_and_questions_share_passages(
         assert (tasks[number].documents, {*tasks[number].gold}) == ((), gold)
     # The texts of the last question's passages are others in the corpus.
     assert (tasks[3].gold, tasks[3].hops) == ((), 2)
-    # Golden search gives what the question needs.
-    golden = [(tasks[1], Look("anything", 1)), (tasks[3], Look("anything", 1))]
-    found: Any = CorpusLibrary(library.corpus, None).look(golden)
-    assert [tuple(item.id for item in each) for each in found] == [tasks[1].gold, ()]
     query = f"{QUESTIONS[0].entity} is of the city"
     looks = [Look(query, 3), Look(QUESTIONS[1].entity, 1), Look(query, 5)]
-    found = library.look(list(zip(tasks[:3], looks, strict=True)))
+    found: Any = library.look(list(zip(tasks[:3], looks, strict=True)))
     first, _, longer = found
     assert [*map(len, found)] == [3, 1, 5]
     assert [item.id for item in first] == [item.id for item in longer[:3]]
