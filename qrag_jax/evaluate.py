@@ -150,9 +150,7 @@ def _counts(name: str, words: Sequence[str], least: int = 1) -> list[int]:
     digits = [word.replace("_", "") for word in words]
     counts = [int(word) if word.isdecimal() else -1 for word in digits]
     if min(counts, default=least) < least:
-        raise InputError(
-            f"--{name}={','.join(words)}: give counts from {least} up, with commas between."
-        )
+        raise InputError(f"--{name}={','.join(words)}: give counts from {least} up.")
     return counts
 
 

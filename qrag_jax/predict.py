@@ -114,8 +114,7 @@ def _opened(
         queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
         if queries and out is None:
             raise InputError(
-                "the queries of --questions are not the run's own; give the file to write, for "
-                "example --out=rewritten.jsonl."
+                "give the file to write for --questions, for example --out=rewritten.jsonl."
             )
         parts = () if queries else OF_QUERIES
         search = _beside(workdir, config, parts, out)

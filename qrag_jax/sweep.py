@@ -71,9 +71,7 @@ def main() -> int:
     values = flags.FLAGS
     folders = [*filter(None, [values.out, *WORDS])]
     if len(folders) != 1 or (WORDS and not values.table):
-        raise InputError(
-            "give the sweep's folder once, for example --out=runs/sweep, or --table runs/sweep."
-        )
+        raise InputError("give the sweep's folder once: --out=runs/sweep, or --table runs/sweep.")
     folder = Path(folders[0])
     plan = _plan(folder)
     if values.commands:
@@ -102,9 +100,7 @@ def _plan(folder: Path) -> Plan:
     if kept and (values.table or not any(values[name].present for name in _OF_PLAN)):
         return kept
     if values.table or not values.config:
-        raise InputError(
-            f"give --config=FILE to begin a sweep, or the folder of one to go on ({path})."
-        )
+        raise InputError(f"give --config=FILE to begin a sweep; there is no {path}.")
     seeds, sets = seeds_of(values.seeds), sets_of(values.set)
     plan = Plan(values.config, seeds, sets, values.samples, values.checkpoint)
     if kept is None:
@@ -328,9 +324,7 @@ def scored(plan: Plan, folder: Path, score: str = "") -> dict[str, Any]:
         main, scores = scores_of(folder / run.name)
         score = score or main
         if score not in scores:
-            raise InputError(
-                f"--score={score} is no score of {run.name}; use one of {', '.join(scores)}."
-            )
+            raise InputError(f"--score={score}: {run.name} has {', '.join(scores)}.")
         runs[run.settings][run.seed] = scores[score]
     return {"score": score, "settings": compared(runs), "not_scored": why_not}
 

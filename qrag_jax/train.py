@@ -197,9 +197,7 @@ def main() -> int:
     for word in run_flags.unread_words(sys.argv[1:], config):
         log(f"not read: {word}")
     if FOR.value and not DRY_RUN.value:
-        raise InputError(
-            "--for compiles for other devices, which cannot train here; add --dry_run."
-        )
+        raise InputError("--for compiles for devices that are not here; add --dry_run.")
     if DRY_RUN.value:
         if HOSTS.value:
             raise InputError("--hosts trains on several hosts; leave it out with --dry_run.")

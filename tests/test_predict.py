@@ -95,7 +95,6 @@ def test_what_does_not_go_together_is_refused(
     commands: Commands, rlvr: Path, tmp_path: Path
 ) -> None:
     for given, named in (
-        (("evaluate", f"--workdir={rlvr}", "--retrievers=bm25,bm25"), "--retrievers"),
         (("predict", "--config=configs/hotpotqa.py:tiny", "--out=x.jsonl"), "q_rag"),
         (("index", f"--workdir={rlvr}"), str(rlvr)),
     ):

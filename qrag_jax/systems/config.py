@@ -111,10 +111,7 @@ def refuse(config: Any, *rules: tuple[Any, str, str]) -> None:
 def load_config(path: Path) -> ConfigDict:
     fields = saved_config.read_fields(path)
     if not isinstance(fields, dict) or "system" not in fields:
-        raise InputError(
-            f"{path} names no system, so it is not the config of a run; give the folder of a "
-            "training."
-        )
+        raise InputError(f"{path} names no system; give the folder of a training.")
     with refusing_types(path):
         return ConfigDict(fields)
 

@@ -76,13 +76,11 @@ def load_inputs(
     if config.search.engine == REMOTE:
         if trains and (hosts := jax.process_count()) > 1:
             raise InputError(
-                f"config.search.engine is {REMOTE!r}, which each of {hosts} hosts would ask for "
-                "the original queries; start one process."
+                f"config.search.engine {REMOTE!r} is for one host, not {hosts}; start one process."
             )
         if _MADE in named:
             raise InputError(
-                f"config.search.engine is {REMOTE!r}, which does not know the queries "
-                f"{TALKATIVE!r}; name data in config.queries."
+                f"config.search.engine {REMOTE!r} knows no {TALKATIVE!r}; name data to search for."
             )
         library = open_remote(config.engine)
         digest = library.engine.digest
@@ -95,9 +93,8 @@ def load_inputs(
         for name, collection in library.by_name.items() if trains else ():
             if (count := len(collection.corpus)) < config.reward.k:  # recall would count all
                 raise InputError(
-                    f"config.reward.k is {config.reward.k}, but the corpus of {name or 'queries'} "
-                    f"has {count} document(s), so no ranking is that long; use {count} or less, or "
-                    "name a larger corpus."
+                    f"config.reward.k is {config.reward.k}, more than the {count} documents of "
+                    f"{name or 'the corpus'}; lower it, or name a larger corpus."
                 )
         # The test, which may change, may have a collection of its own.
         digests = {name: library.by_name[name].corpus.digest for name in sorted(trained)}
@@ -107,8 +104,7 @@ def load_inputs(
     left = [query for query in train if (query.collection, query.text) not in evaluated]
     if train and not left:
         raise InputError(
-            "config.queries.train has no query that config.queries.dev or test has not, so none is "
-            "left to train on; name other parts."
+            "all of config.queries.train is in config.queries.dev or test; name other parts."
         )
     tasks, shown, test_tasks = (
         [*map(_task, part)] for part in (left[: queries.most or len(left)], dev, tested)
@@ -205,9 +201,8 @@ def _held_out(config: RewriteConfig, train: Sequence[Query]) -> tuple[list[Query
     count = config.queries.held_out
     if len(train) <= count:
         raise InputError(
-            f"config.queries.train has {len(train)} queries, of which config.queries.held_out, "
-            f"{count}, would be held out, so none is left; lower it, or name others in "
-            "config.queries.dev."
+            f"config.queries.held_out is {count}, and config.queries.train has {len(train)}; lower "
+            "it, or name others in config.queries.dev."
         )
     held = {*np.random.default_rng(config.seed).permutation(len(train))[:count].tolist()}
     sides: tuple[list[Query], list[Query]] = [], []
@@ -252,8 +247,7 @@ class _Asked:
         search = self.config.search
         if "" in named and not search.corpus and not search.index:
             raise InputError(
-                "queries in files of rows bring no documents; name the corpus that they are about "
-                "in config.search.corpus or config.search.index."
+                "queries in rows need documents; give config.search.corpus or search.index."
             )
         found: dict[str, Callable[[], Iterable[Passage]]] = {
             name: partial(passages_of, str(self.folders[name]) if name else search.corpus)

@@ -461,9 +461,8 @@ class LessonExperience:
         every = [lesson.queries for lesson in self._lessons.of[plan.kind]]
         if not every:
             raise InputError(
-                f"the tries gave nothing to learn from for the stage {plan.kind}; use more or "
-                "other prompts (config.tries.prompts), more tries of each (config.tries.samples) "
-                "at a higher config.sampling.temperature, or leave the stage out."
+                f"the tries gave nothing to learn from for the stage {plan.kind}; raise "
+                "config.tries.prompts or samples, or config.sampling.temperature, or leave it out."
             )
         # The shape depends on the tries, and not on when the run was begun.
         longest = [(segment,) * len(every[0]) for segment in self._lessons.longest]

@@ -286,8 +286,7 @@ class PromptMaker:
             return made.variants
         if play is None:
             raise InputError(
-                f"the prompts in {path} are not finished, and the weights that make them are gone; "
-                "bring the finished file back, or begin a new --workdir."
+                f"{path} is not finished, and its weights are gone; begin a new --workdir."
             )
         for number in range(len(made.rounds) + 1, config.rounds + 1):
             log(

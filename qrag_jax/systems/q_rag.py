@@ -430,8 +430,7 @@ def _by_answers(train: LoadedSamples, dev: LoadedSamples) -> Labelled:
     for name, samples in sources:
         if isinstance(samples, LazySamples):
             raise InputError(
-                f"{reward}, but {name} makes its documents as they are played, and knows their "
-                f"supporting facts; use {GROUND_TRUTH}."
+                f"{reward}, but {name} makes documents with known facts; use {GROUND_TRUTH}."
             )
     if len({name in OF_VALUES for name, _ in sources}) > 1:
         raise InputError(
@@ -447,8 +446,7 @@ def _by_answers(train: LoadedSamples, dev: LoadedSamples) -> Labelled:
         if not any(sample.support for sample in found):
             raise InputError(
                 f"{reward}, but no {whose} question can be rewarded by it ({reasons}); give data "
-                "with answers (field 'answers' of your own data) in config.data.path and "
-                "config.eval.path, or another reward."
+                "with answers in config.data.path and config.eval.path, or another reward."
             )
         if reasons:
             report.append(f"{sum(counts.values())} {whose} questions {without}: {reasons}")

@@ -64,8 +64,7 @@ class EvalConfig:
     def check_devices(self, devices: int) -> None:
         if self.batch_size % devices:
             raise InputError(
-                f"config.eval.batch_size is {self.batch_size}; use a multiple of the {devices} "
-                "devices."
+                f"config.eval.batch_size is {self.batch_size}; use a multiple of {devices} devices."
             )
 
 

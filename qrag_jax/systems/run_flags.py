@@ -171,8 +171,7 @@ def define(
     folder, file = argument(argv, "workdir"), argument(argv, "eval_config")
     if or_experiment and folder is not None and argument(argv, "config") is not None:
         raise InputError(
-            "--workdir has a config of its own; leave out --config=FILE, and change fields with "
-            "--config.FIELD=VALUE."
+            "--workdir has a config; leave out --config=FILE, or give --config.FIELD=VALUE."
         )
     flags.DEFINE_string("workdir", None, "Folder of a trained run.")
     flags.DEFINE_enum("checkpoint", checkpoints[0], [*checkpoints], "Which checkpoint.")

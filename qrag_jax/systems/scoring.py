@@ -279,8 +279,7 @@ class Predictor:
         found = self.after(imitated) if imitated else None
         if found is None or isinstance(found.params, str):
             raise InputError(
-                f"{self.system.workdir} keeps no checkpoint of the end of imitation; give "
-                "--checkpoint=best, last or first."
+                f"{self.system.workdir} keeps no weights of imitation; give another --checkpoint."
             )
         return found
 

@@ -65,8 +65,7 @@ class SearchFields:
     def __post_init__(self) -> None:
         if self.engine in (SEMANTIC, HYBRID) and not self.encoder:
             raise InputError(
-                f"config.search.engine is {self.engine!r}, which compares vectors; name what "
-                "embeds in config.search.encoder, or use bm25."
+                f"config.search.engine is {self.engine!r}; give config.search.encoder, too."
             )
 
     @property
@@ -180,8 +179,7 @@ def open_index(
     folder = Path(where).expanduser()
     if not (folder / CORPUS).is_dir():
         raise InputError(
-            f"{section} names {where}, which holds no index; build one there with qrag index "
-            "--corpus=FILE --index=FOLDER."
+            f"{section} names {where}, which holds no index; build one there with qrag index."
         )
     stored, engine = StoredCorpus(folder / CORPUS), _ENGINES.get(retriever)
     if engine is None:
@@ -216,17 +214,13 @@ def _store(passages: Sequence[Passage] | None, folder: Path, *, begun: bool) -> 
             return
         if begun:
             raise InputError(
-                f"{own} holds other passages than the questions bring now, so what was found "
-                "before cannot be compared; give the data that the run began with, or another "
-                "--workdir."
+                f"{own} holds other passages than the questions bring now; give the data that the "
+                "run began with, or another --workdir."
             )
     if passages is None:
         raise InputError(f"{own} has no pooled passages; train there first.")
     if not passages:
-        raise InputError(
-            "the questions bring no passages to be pooled; name an index to search in "
-            "config.search.index."
-        )
+        raise InputError("the questions bring no passages; name an index in config.search.index.")
     if there:
         log(f"{folder} is of a start that was refused and had other passages; it is written again")
         shutil.rmtree(folder)  # with its indexes

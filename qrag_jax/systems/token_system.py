@@ -129,17 +129,15 @@ def token_inputs(
     def known() -> Iterable[str]:
         if texts is None and script is None:
             raise InputError(
-                "config.model.path is empty: a tiny model is made for questions that are made here "
-                "or for scripted ones only; name a chat model's folder or hub name."
+                "config.model.path is empty, and a tiny model is for scripted questions; name one."
             )
         return spoken(script.talks(config, agent)) if texts is None else texts()
 
     platform, room = Platform.of(mesh), config.sampling.room
     model = prepare_language_model(config.model, workdir, known, config.seed, platform=platform)
-    if room > model.model.max_positions:
+    if room > (positions := model.model.max_positions):
         raise InputError(
-            f"config.sampling.room is {room}, but {model.folder} has "
-            f"{model.model.max_positions} positions; lower it."
+            f"config.sampling.room is {room}, above the {positions} of {model.folder}; lower it."
         )
     scaffold = scaffold_of(model.tokenizer, thinking=config.thinking)
     more = sampled or turn
