@@ -155,9 +155,17 @@ class RewriteConfig(TokenConfig):
         rule, batch, ppo = self.rule, self.train.batch_size, self.algorithm == PPO
         remote, learns = self.search.engine == REMOTE, RL in self.stages
         made, scored, left = self.queries, self.eval, self.dropped
+        needed, boolean = max(self.reward.k, scored.depth), self.writing.kind.boolean
         block = f"and must be a multiple of {BLOCK} (queries mention one another's persons) from "
         fewer = f"less than config.dropped.least_words, {left.least_words}; raise it"
         unscored = f"and none of config.eval.measures, {', '.join(scored.measures)}; use one"
+        ids = f"and config.search.engine {REMOTE!r} gives ids alone"
+        # A service would cut rankings without a word.
+        cut = f"and config.reward.k or config.eval.measures need {needed}; lower these"
+        kl, of_kl = (self.ppo.kl, "ppo.kl") if ppo else (self.grpo.beta, "grpo.beta")
+        short = f"less than the {self.learned_tokens} tokens of an output in learning; raise it"
+        members = f"no multiple of config.{self.algorithm}.members, {rule.members}"
+        words = f"and config.search.engine reads words; use {BOOLEAN!r}, or another prompt"
         refuse(
             self,
             (
@@ -167,17 +175,6 @@ class RewriteConfig(TokenConfig):
             ),
             (left.most_words < left.least_words, "dropped.most_words", fewer),
             (scored.best_by not in scored.measures, "eval.best_by", unscored),
-        )
-        needed, boolean = max(self.reward.k, self.eval.depth), self.writing.kind.boolean
-        ids = f"and config.search.engine {REMOTE!r} gives ids alone"
-        kl, of_kl = (self.ppo.kl, "ppo.kl") if ppo else (self.grpo.beta, "grpo.beta")
-        short = f"less than the {self.learned_tokens} tokens of an output in learning; raise it"
-        members = f"no multiple of config.{self.algorithm}.members, {rule.members}"
-        words = f"and config.search.engine reads words; use {BOOLEAN!r}, or another prompt"
-        # A service would cut rankings without a word.
-        cut = f"and config.reward.k or config.eval.measures need {needed}; lower these"
-        refuse(
-            self,
             (remote and SCRIPT in self.stages, "stages", f"{ids}; set it to {RL}"),
             (remote and needed > self.engine.most, "engine.most", cut),
             (remote and self.reward.reading_cost, "reward.reading_cost", f"{ids}; use 0"),
