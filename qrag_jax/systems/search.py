@@ -122,7 +122,7 @@ def open_search(
         own = None if passages is None else [*passages()]
         hosts.first_does(lambda: _store(own, folder, begun=begun))
         if config.engine != SEMANTIC:
-            hosts.first_does(lambda: _index_words(config, folder, begun=begun))
+            hosts.first_does(lambda: _index_words(config, folder))
         if config.engine not in OF_WORDS:
             of, there = indexing.PassageEncoder.of_folder, indexing.vectors_are_finished(folder)
             tower = None if there else of(encoder.path, encoder.config)
@@ -228,16 +228,11 @@ def _store(passages: Sequence[Passage] | None, folder: Path, *, begun: bool) -> 
     write_corpus(own, passages)
 
 
-def _index_words(config: SearchFields, folder: Path, *, begun: bool) -> None:
+def _index_words(config: SearchFields, folder: Path) -> None:
     stored, own = StoredCorpus(folder / CORPUS), folder / BM25
     if (own / index_folder.NAME).exists():
         if BM25Index.open(own, stored).config == config.words:
             return
-        if begun:
-            raise InputError(
-                f"{own} was built with other settings of BM25 than config.search has (k1, b, "
-                "stemmer, stop_words); give those, or another --workdir."
-            )
         shutil.rmtree(own)
     BM25Index.build(stored, config.words).save(own)
 
