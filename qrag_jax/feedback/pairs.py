@@ -24,7 +24,7 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 from qrag_jax.environments.queries import SEARCHED
 from qrag_jax.errors import InputError, one_of
@@ -196,7 +196,6 @@ class StatePairs:
     pairs: tuple[Pair, ...]  # of these queries
     target: int | None  # place of the query that SFT learns; None: this state is not for SFT
     reason: str  # one of `REASONS`
-    degenerate: int  # scored tries that were dropped
 
 
 def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
@@ -233,7 +232,6 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
         pairs=pairs,
         target=target,
         reason=reason,
-        degenerate=len(scored) - len(ascending),
     )
 
 
@@ -253,21 +251,20 @@ def _adjacent(queries: Sequence[Try]) -> Iterator[Pair]:
 # LeReT drops every state whose tries are worth the same, and does not say how many those are.
 
 
-def report_of(states: Sequence[StatePairs]) -> dict[str, Any]:
-    """What the states of an iteration came to, as JSON values.
+def report_of(states: Sequence[StatePairs]) -> str:
+    """What the states of an iteration came to; queries are a mean over those with a scored try."""
+    scored = max(sum(each.reason != UNSCORED for each in states), 1)
+    return (
+        f"{sum(len(each.pairs) for each in states)} pairs and "
+        f"{sum(each.target is not None for each in states)} best queries of {len(states)} states "
+        f"({_reasons(states)}), {sum(len(each.queries) for each in states) / scored:.2f} "
+        "different queries a state"
+    )
 
-    `queries` is a mean over states with a scored try.
-    """
-    reasons = collections.Counter(each.reason for each in states)
-    return {
-        "states": {reason: reasons[reason] for reason in REASONS},
-        "shares": {reason: reasons[reason] / max(len(states), 1) for reason in REASONS},
-        "pairs": sum(len(each.pairs) for each in states),
-        "targets": sum(each.target is not None for each in states),
-        "queries": sum(len(each.queries) for each in states)
-        / max(len(states) - reasons[UNSCORED], 1),
-        "degenerate": sum(each.degenerate for each in states),
-    }
+
+def _reasons(states: Sequence[StatePairs]) -> str:
+    counts = collections.Counter(each.reason for each in states)
+    return ", ".join(f"{name} {counts[name]}" for name in REASONS if counts[name])
 
 
 def check_found(tries: Sequence[Try]) -> None:
@@ -281,13 +278,11 @@ def check_found(tries: Sequence[Try]) -> None:
         )
 
 
-def check_pairs(report: Mapping[str, Any]) -> None:
+def check_pairs(states: Sequence[StatePairs]) -> None:
     """Refuses tries from which no preference can be learned."""
-    states = report["states"]
-    if not states[PAIRED]:
-        counts = ", ".join(f"{name} {count}" for name, count in states.items() if count)
+    if not any(each.reason == PAIRED for each in states):
         raise InputError(
-            f"no state of {sum(states.values())} has pairs ({counts}); where all tries are worth "
+            f"no state of {len(states)} has pairs ({_reasons(states)}); where all tries are worth "
             "the same, raise config.sampling.temperature, or take more samples or other questions; "
             "else see which queries config.pairs.degenerate drops, or are empty or too long."
         )

@@ -64,7 +64,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import has_begun, read_fields
-from qrag_jax.runtime.whole_files import run_lock, write_whole
+from qrag_jax.runtime.whole_files import run_lock, write_json, write_whole
 from qrag_jax.systems import scoring, token_system
 from qrag_jax.systems.leret_config import FEW_SHOT, PREFERENCE, SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.leret_tries import (
@@ -319,24 +319,14 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         tried = self.tries.iteration(iteration, play, stop)
         check_found(tried.tries)
         states = states_of(self.config, tried)
-        report = report_of(states)
         lessons = lessons_of(states, tried.states, self.prompt, self.inputs.speech)
-        summary = report | {
-            "iteration": iteration,
-            "tries": len(tried.tries),
-            "unscored": sum(not each.scored for each in tried.tries),
-            "too_long": lessons.too_long,
-            "prompts": [self.prompt.names[variant] for variant in self.variants],
-        }
-        _write(self.tries.folder(iteration) / "report.json", summary, indent=1)
+        unscored = sum(not each.scored for each in tried.tries)
         log(
-            f"iteration {iteration}: {report['pairs']} pairs and {report['targets']} best queries "
-            f"of {len(states)} states ({report['shares']['paired']:.0%} have pairs), "
-            f"{report['queries']:.2f} different queries a state; "
-            f"{summary['unscored']} tries without a score"
+            f"iteration {iteration}: {report_of(states)}; {unscored} tries without a score, "
+            f"{lessons.too_long} states whose prompts are too long"
         )
         if PREFERENCE in self.config.stages:
-            check_pairs(report)
+            check_pairs(states)
         return lessons
 
     def reference(
@@ -360,7 +350,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
             rows = lesson_batch(pairs[first : first + size], room)
             parts.append(self._log_probs(state.params, rows, shape, *self.base))
         found = np.concatenate(parts)
-        _write(path, {"log_probs": found.tolist()})
+        hosts.first_does(partial(write_json, path, {"log_probs": found.tolist()}))
         return found
 
     @cached_property
@@ -472,12 +462,6 @@ class LessonExperience:
             begins = state if number == plan.first else None
             self._reference = system.reference(plan, every, shape, begins, stop)
         self._plan = plan
-
-
-def _write(path: Path, content: Mapping[str, Any], indent: int | None = None) -> None:
-    """Lets the first host write a file; the others wait."""
-    text = json.dumps(content, indent=indent) + "\n"
-    hosts.first_does(partial(write_whole, path, text))
 
 
 open_system = partial(token_system.open_token_system, Leret, LeretConfig, load_inputs)
