@@ -329,7 +329,8 @@ def test_many_failed_searches_leave_no_log(
 
     def broken(library: KeptResults, asked: Sequence[tuple[ToolTask, Look]]) -> list[Any]:
         found = zip(asked, look(library, asked), strict=True)
-        return [hopeless if step.query in dead else result for (_, step), result in found]
+        lost = DEAD if len(dead) == 1 else hopeless
+        return [lost if step.query in dead else result for (_, step), result in found]
 
     monkeypatch.setattr(KeptResults, "look", broken)
     out = Path(shutil.copytree(run / "eval", tmp_path / "eval"))
