@@ -36,7 +36,6 @@ from qrag_jax.systems.search import (
     SearchLibrary,
     open_collections,
     open_remote,
-    open_search,
     passages_of,
 )
 from qrag_jax.systems.token_system import TokenInputs, fingerprint, token_inputs
@@ -140,13 +139,10 @@ def listed_inputs(
     if search.engine == REMOTE:
         library = open_remote(config.engine)
     else:  # what the run has indexed, by the names of its collections
-        found = {"": open_search(search, None, workdir)} if search.index else {}
-        for path in sorted((workdir / SEARCH).glob(f"*/{CORPUS}/{corpus.NAME}")):
-            name = path.parents[1].name
-            pooled = dataclasses.replace(search, index="", corpus="")
-            there = open_search(pooled, None, path.parents[1])
-            found.setdefault("" if name == OWN else name, there)
-        library = Collections(found)
+        there = sorted((workdir / SEARCH).glob(f"*/{CORPUS}/{corpus.NAME}"))
+        names = ["" if path.parents[1].name == OWN else path.parents[1].name for path in there]
+        found = dict.fromkeys(["", *names] if search.index else names)
+        library = open_collections(search, found, workdir / SEARCH)
         only = next(iter(found)) if len(found) == 1 else ""
     asked = (each._replace(grades=(), answers=()) for each in queries)
     tasks = [_task(each._replace(collection=each.collection or only)) for each in asked]

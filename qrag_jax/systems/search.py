@@ -276,7 +276,7 @@ def open_remote(config: RemoteEngineConfig) -> RemoteLibrary:
 
 def open_collections(
     config: RewriteSearchConfig,
-    wanted: Mapping[str, Callable[[], Iterable[Passage]]],
+    wanted: Mapping[str, Callable[[], Iterable[Passage]] | None],
     folder: Path,
     *,
     begun: bool = True,
