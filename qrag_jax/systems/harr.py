@@ -96,8 +96,8 @@ def open_system(
     hosts.check_play(config.runtime.mesh, own, config.agent.staleness)
     if config.episodes % mesh.size:
         raise InputError(
-            f"config.train.batch_size × members is {config.episodes} episodes, which do not split "
-            f"over {mesh.size} devices; use a multiple of them."
+            f"config.train.batch_size × members is {config.episodes}; use a multiple of "
+            f"{mesh.size} devices."
         )
     with contextlib.ExitStack() as stack:
         # The server starts while the data are read and the corpus is embedded.
@@ -606,8 +606,7 @@ def _chat_text(config: HarrConfig, thinks: bool | None) -> Callable[[prompts.Mes
     tokenizer = llm.tokenizer or (llm.server.model if llm.server is not None else "")
     if not tokenizer:
         raise InputError(
-            "the search_r1 agent sends a text, for which it needs the model's chat template: give "
-            "its folder or hub name in config.llm.tokenizer."
+            "the search_r1 agent needs the model's chat template; give config.llm.tokenizer."
         )
     return generation.chat_template(tokenizer, thinks).opened
 

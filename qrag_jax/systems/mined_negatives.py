@@ -48,8 +48,7 @@ def with_negatives(
     for name, samples in loaded.by_source.items():
         if isinstance(samples, LazySamples):
             raise InputError(
-                f"config.data.negatives.index is given, but {name} makes its own documents; leave "
-                "the field out."
+                f"config.data.negatives.index is not for {name}, which makes its documents."
             )
     folder = Path(config.index).expanduser()
     corpus, samples = StoredCorpus(folder / CORPUS), list(loaded.all)

@@ -169,8 +169,7 @@ class Retriever:
         exported = (path / RETRIEVER).is_file()
         if not exported and not (path / CONFIG_NAME).is_file():
             raise InputError(
-                f"{path} holds no retriever; give a folder that qrag_jax.export wrote, or that of "
-                "a trained run."
+                f"{path} holds no retriever; give the folder of an export or of a trained run."
             )
         if exported:
             return cls(of_export(path, settings), path, settings)
