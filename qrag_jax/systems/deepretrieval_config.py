@@ -159,6 +159,7 @@ class RewriteConfig(TokenConfig):
         block = f"and must be a multiple of {BLOCK} (queries mention one another's persons) from "
         fewer = f"less than config.dropped.least_words, {left.least_words}; raise it"
         unscored = f"and none of config.eval.measures, {', '.join(scored.measures)}; use one"
+        unknown = f"which knows no {TALKATIVE!r} queries; name data in config.queries"
         ids = f"and config.search.engine {REMOTE!r} gives ids alone"
         # A service would cut rankings without a word.
         cut = f"and config.reward.k or config.eval.measures need {needed}; lower these"
@@ -179,6 +180,7 @@ class RewriteConfig(TokenConfig):
             (remote and needed > self.engine.most, "engine.most", cut),
             (remote and self.reward.reading_cost, "reward.reading_cost", f"{ids}; use 0"),
             (remote and self.reward.measure == ANSWER_RANK, "reward.measure", f"{ids}; use rr"),
+            (remote and TALKATIVE in (made.train, made.dev, made.test), "search.engine", unknown),
         )
         rules = (
             (batch % rule.members, "train.batch_size", members),

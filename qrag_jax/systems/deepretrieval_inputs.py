@@ -77,10 +77,6 @@ def load_inputs(
             raise InputError(
                 f"config.search.engine {REMOTE!r} is for one host, not {hosts}; start one process."
             )
-        if _MADE in named:
-            raise InputError(
-                f"config.search.engine {REMOTE!r} knows no {TALKATIVE!r}; name data to search for."
-            )
         library = open_remote(config.engine)
         digest = library.engine.digest
     else:
