@@ -67,10 +67,12 @@ class GuardedExperience(AgentExperience):
 
     ended = ""  # why the training ends before its next update; "": it goes on
 
-    def __init__(self, guards: rewrite.GuardsConfig, position: Any, *how: Any, **more: Any) -> None:
+    def __init__(
+        self, guards: Any, position: Any, order: Any, playing: Any, counts: Any, **more: Any
+    ) -> None:
         position = position or {"batches": 0, "guard": {}}
         self._guards, self._beyond = guards, Counter[str](position["guard"])
-        super().__init__(*how, position["batches"], **more)
+        super().__init__(order, playing, counts, position["batches"], **more)
 
     def look(self, metrics: Mapping[str, float]) -> None:
         warning = rewrite.beyond_limits(self._guards, self._beyond, metrics)
