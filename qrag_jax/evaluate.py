@@ -23,7 +23,6 @@ writes a copy of a log in which a filter has chosen the chunks of each row.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -72,14 +71,6 @@ FILTER = flags.DEFINE_string("filter", None, f"With --log: one of {', '.join(FIL
 THRESHOLD = flags.DEFINE_float("threshold", None, "For qvalue: stop at the first Q <= this.")
 STEPS = flags.DEFINE_integer("steps", None, "For retrieval_step: how many chunks to keep.")
 
-# config.system → what scores its runs: module, function of (workdir, config, options).
-SCORED = {
-    "q_rag": ("qrag_jax.systems.q_rag_scoring", "score_run"),
-    "harr": ("qrag_jax.systems.harr_scoring", "score_agent"),
-    "rlvr": ("qrag_jax.systems.rlvr", "score_language_model"),
-    "leret": ("qrag_jax.systems.leret", "score_query_writer"),
-    "deepretrieval": ("qrag_jax.systems.deepretrieval", "score_rewriter"),
-}
 # Flag → the systems that read it.
 READ_BY = {"retrievers": ("rlvr",), "sampled": ("harr", "rlvr"), "chunks": ("q_rag",)}
 
@@ -105,10 +96,9 @@ def main() -> int:
         return _lengths(workdir, config, options, counts or [100])
     if len(counts) > 1:
         raise InputError("--samples has several numbers, which are for --chunks; give one.")
-    if system not in SCORED:
+    if systems.source(system):
         return _score_outside(workdir, config, options)
-    module, name = SCORED[system]
-    score = getattr(importlib.import_module(module), name)
+    score = systems.scorer(system)
     with writing(OUT.value or workdir / "eval", "--out"):
         return resumable(lambda: score(workdir, config, options), "what is scored")
 
@@ -183,7 +173,7 @@ def _of_log(log: Path) -> int:
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags that a run's config gives; a log alone needs none."""
     if run_flags.argument(argv, "log") is None:
-        run_flags.define(argv, tuple(SCORED), outside=True)
+        run_flags.define(argv, tuple(systems.SYSTEMS), outside=True)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager
@@ -122,6 +123,13 @@ def saved_system(
         params, step = saved.restore_params(checkpoint, state.params)
         replace = getattr(state, "_replace", None) or partial(dataclasses.replace, state)
         yield system, replace(params=params), step
+
+
+def scorer(name: str) -> Any:
+    """What scores the runs of a system of this package, in its module or in NAME_scoring."""
+    module = SYSTEMS[name]
+    own = f"{module}_scoring"
+    return importlib.import_module(own if importlib.util.find_spec(own) else module).score_run
 
 
 def source(name: str) -> str:

@@ -268,7 +268,7 @@ _BY_RULE = ("original", "content_words")  # logs of queries that no model writes
 _OF_PLAY = ("model", "writing", "sampling", "seed")
 
 
-def score_rewriter(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
+def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint on `config.queries.test`; returns the summary."""
     raw = raw.copy_and_resolve_references()
     out = options.out or workdir / "eval"

@@ -33,7 +33,7 @@ _SAMPLED = 2**31 - 2  # in place of a step's number: of draws for pass@k
 _STATELESS = "untrained, the sub-query alone"
 
 
-def score_agent(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
+def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
     scoring.check_trained(workdir)
     raw, out, halves = scoring.begin_scoring(workdir, raw, options, scoring.DATA, _OF_QUESTIONS)
     raw.questions.kept = ""  # only training needs it

@@ -475,9 +475,7 @@ _OF_PLAY = ("model", "search", "writing", "sampling", "reward", "seed")
 _WORDS = 64  # of a query with a passage
 
 
-def score_query_writer(
-    workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions
-) -> dict[str, Any]:
+def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint; returns the summary."""
     raw, out, halves = scoring.begin_scoring(workdir, raw, options, OF_QUESTIONS)
     pool = out / CORPUS if scoring.of_others(workdir, raw, OF_QUESTIONS) else None

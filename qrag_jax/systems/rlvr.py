@@ -373,7 +373,7 @@ _OF_TRAINING = (
 PREDICTED_BY = "predictions"  # the log of an environment, which has no retriever
 
 
-def score_language_model(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint by files of predictions, token by token; returns the summary."""
     if raw.env.verifiers and options.retrievers:
         raise InputError(

@@ -9,7 +9,7 @@ import dataclasses
 import json
 import math
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,6 @@ from qrag_jax.models.pretrained import load_language_model
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields, save_config
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.deepretrieval import score_rewriter
-from qrag_jax.systems.harr_scoring import score_agent
-from qrag_jax.systems.leret import score_query_writer
-from qrag_jax.systems.q_rag_scoring import score_run
-from qrag_jax.systems.rlvr import score_language_model
 from qrag_jax.systems.saved_run import SavedRun, export
 from qrag_jax.systems.scoring import ScoreOptions
 from tests.entry_points import Commands, assert_same_run, metric_lines, refusal
@@ -60,13 +55,6 @@ STEPS, BEFORE = 6, 4  # the last step, and that of the checkpoint before it
 FLOAT32 = {"model__dtype": "float32"}  # as on any machine; "auto" may be bfloat16
 STOP = StopSignal()
 
-SCORED: Mapping[str, Callable[[Path, ConfigDict, ScoreOptions], Any]] = {
-    "q_rag": score_run,
-    "harr": score_agent,
-    "rlvr": score_language_model,
-    "leret": score_query_writer,
-    "deepretrieval": score_rewriter,
-}
 # The loss is of ratios that are 1, whatever was learned: of these, the weights move, at least.
 RATIOS = ("harr",)
 LANGUAGE_MODELS = ("rlvr", "leret", "deepretrieval")
@@ -217,14 +205,15 @@ def test_a_dry_run_knows_every_program(opened: Any) -> None:
 def test_a_summary_names_what_was_scored(trained: Trained, tmp_path: Path) -> None:
     workdir, out = trained.copy(tmp_path / "run", whole=True), tmp_path / "out"
     before = sorted(path.relative_to(workdir) for path in workdir.rglob("*"))
-    SCORED[trained.name](workdir, trained.config(), ScoreOptions("last", out=out))
+    score = systems.scorer(trained.name)
+    score(workdir, trained.config(), ScoreOptions("last", out=out))
     (path, *_) = out.rglob("*summary.json")
     assert all(name in path.read_text() for name in ("last", "untrained", str(STEPS)))
     assert sorted(path.relative_to(workdir) for path in workdir.rglob("*")) == before
     logs = {log: log.read_bytes() for log in out.rglob("*.jsonl")}
     assert logs
     # The same command again scores nothing.
-    SCORED[trained.name](workdir, trained.config(), ScoreOptions("last", out=out))
+    score(workdir, trained.config(), ScoreOptions("last", out=out))
     assert {log: log.read_bytes() for log in out.rglob("*.jsonl")} == logs
 
 

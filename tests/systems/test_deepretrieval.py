@@ -44,7 +44,7 @@ from qrag_jax.systems.deepretrieval import (
     DeepRetrieval,
     GuardedExperience,
     open_rewriter,
-    score_rewriter,
+    score_run,
 )
 from qrag_jax.systems.deepretrieval_config import RewriteConfig, default_config
 from qrag_jax.systems.scoring import ScoreOptions
@@ -266,7 +266,7 @@ def run(scored: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory)
 
 def score(run: Path, out: Path | None = None, **fields: Any) -> dict[str, Any]:
     config = with_fields(load_config(run / "config.json"), fields)
-    return score_rewriter(run, config, ScoreOptions("last", out=out))
+    return score_run(run, config, ScoreOptions("last", out=out))
 
 
 def mean_ndcg(rows: Sequence[RewriteRow], folder: Path) -> float:
