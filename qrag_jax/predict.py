@@ -17,9 +17,8 @@ from __future__ import annotations
 
 import contextlib
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
@@ -82,13 +81,12 @@ def main() -> int:
     if workdir and PREFERENCES.value:
         return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
     folder, draws = workdir or _own_folder(Path(str(file))), SAMPLED.value or 1
-    with writing(file or folder, "--out"), contextlib.ExitStack() as stack:
-        player, ending, what = _opened(stack, workdir, folder, config, file)
+    opened = _opened(workdir, folder, config, file)
+    with writing(file or folder, "--out"), opened as (player, ending, what):
         weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
         out = file or folder / "predictions" / f"{weights.name}{ending}.jsonl"
-        how: Any = {"restart": RESTART.value}
-        way, asked = player.way(weights), player.questions
-        status = resumable(lambda: asked.into(out, way, player.stop, **how), str(out))
+        way, asked, restart = player.way(weights), player.questions, bool(RESTART.value)
+        status = resumable(lambda: asked.into(out, way, player.stop, restart=restart), str(out))
     if status:
         return status
     count = len(asked.asked)
@@ -98,31 +96,28 @@ def main() -> int:
     return 0
 
 
+@contextlib.contextmanager
 def _opened(
-    stack: contextlib.ExitStack,
-    workdir: Path | None,
-    folder: Path,
-    config: ConfigDict,
-    out: Path | None,
-) -> tuple[Predictor, str, str]:
+    workdir: Path | None, folder: Path, config: ConfigDict, out: Path | None
+) -> Iterator[tuple[Predictor, str, str]]:
     """What plays, what ends the name of its file, and what its rows are."""
     if workdir and config.system == leret_config.NAME:
         pool = _beside(workdir, config, OF_QUESTIONS, out)
-        writer = stack.enter_context(open_hop_predictor(config, workdir, pool=pool))
-        return writer, "", "{} questions hop by hop"
-    if workdir and config.system == deepretrieval_config.NAME:
+        with open_hop_predictor(config, workdir, pool=pool) as writer:
+            yield writer, "", "{} questions hop by hop"
+    elif workdir and config.system == deepretrieval_config.NAME:
         queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
         if queries and out is None:
             raise InputError(
                 "give the file to write for --questions, for example --out=rewritten.jsonl."
             )
-        parts = () if queries else OF_QUERIES
-        search = _beside(workdir, config, parts, out)
-        opened = open_rewriter(config, workdir, queries=queries, search=search)
-        return stack.enter_context(opened), "", "{} queries rewritten"
-    players = open_players(config, workdir, folder, sampled=SAMPLED.value)
-    ((retriever, player),) = stack.enter_context(players).items()
-    return player, f"-{retriever}", "{} episodes of {} questions"
+        search = _beside(workdir, config, () if queries else OF_QUERIES, out)
+        with open_rewriter(config, workdir, queries=queries, search=search) as rewriter:
+            yield rewriter, "", "{} queries rewritten"
+    else:
+        with open_players(config, workdir, folder, sampled=SAMPLED.value) as players:
+            ((retriever, player),) = players.items()
+            yield player, f"-{retriever}", "{} episodes of {} questions"
 
 
 def _beside(
