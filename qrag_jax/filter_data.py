@@ -20,8 +20,8 @@ from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rag import Gold
-from qrag_jax.feedback.rewards import Unscored
 from qrag_jax.learners import placement
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import begin, refuse_other
 from qrag_jax.metrics.rows import REWARDS, RewardRow
 from qrag_jax.metrics.summaries import judged, reward_lines, reward_row
@@ -116,7 +116,7 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
             total, rows = config.reward.rewards.total, list[RewardRow]()
             for gold in part:
                 found = [next(scores) for _ in range(count)]
-                rewards = [x.cause if isinstance(x, Unscored) else total(x) for x in found]
+                rewards = [x.cause if isinstance(x, Failure) else total(x) for x in found]
                 rows.append(reward_row((gold.id, gold.question), rewards, least_std))
             return rows
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import LlmConfig, ServerConfig
-from qrag_jax.llm.server.opening import server_of, started
+from qrag_jax.llm.server.server import server_of, started
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.config_fields import fill
 from qrag_jax.runtime.interrupt import LOOK_EVERY, Stopped, StopSignal

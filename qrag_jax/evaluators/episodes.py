@@ -21,8 +21,9 @@ from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batche
 from qrag_jax.data.sample import LazySamples, Sample
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, sampler
-from qrag_jax.feedback.rewards import Rewards, Unscored
+from qrag_jax.feedback.rewards import Rewards
 from qrag_jax.learners.two_towers import Feedback
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns, until_found
@@ -240,7 +241,7 @@ class TrainingScores:
             asked = [asks.begin(samples[at : at + size], taken[at : at + size]) for at in parts]
             found = list[tuple[float, bool] | None]()
             for episode in (each for part in asked for each in asks.wait(part, stop)):
-                if not isinstance(episode, Unscored):
+                if not isinstance(episode, Failure):
                     each = (self.gamma**t * reward for t, reward in enumerate(episode.rewards))
                     found.append((sum(each), False))
                 else:

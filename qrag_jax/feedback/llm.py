@@ -18,18 +18,10 @@ from pathlib import Path
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import BABILONG, answer_rule
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.rewards import (
-    METRICS,
-    Log,
-    ModelReward,
-    Reward,
-    Rewards,
-    Unscored,
-    sums_of_all,
-)
+from qrag_jax.feedback.rewards import METRICS, Log, ModelReward, Reward, Rewards, sums_of_all
 from qrag_jax.llm.config import LlmConfig
 from qrag_jax.llm.outcomes import ChatRequest, Counters, Failure, Outcome, reads_by
-from qrag_jax.llm.server.opening import open_model
+from qrag_jax.llm.server.server import open_model
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Prompt
@@ -155,9 +147,7 @@ def judge_request(
 def verdict_of(outcome: Outcome, generation: Generation) -> Reward:
     """1 or 0 as a judge says, or why there is no verdict."""
     verdict = outcome if isinstance(outcome, Failure) else generation.verdict(outcome)
-    if isinstance(verdict, Failure):
-        return Unscored(verdict.cause, verdict.message)
-    return float(verdict)
+    return verdict if isinstance(verdict, Failure) else float(verdict)
 
 
 def model_rewards(
@@ -182,7 +172,7 @@ def model_rewards(
     for place, (question, each) in enumerate(zip(questions, filled, strict=True)):
         read = read_answer(question, each if isinstance(each, Failure) else next(came), how)
         if isinstance(read, Failure):
-            rewards.append(Unscored(read.cause, read.message))
+            rewards.append(read)
             continue
         answer, scores = read
         rewards.append(scale * getattr(scores, field) if field else 0.0)
@@ -191,7 +181,7 @@ def model_rewards(
             judged[place] = judge_request(judge, question.question, right, answer, how)
     for place, said in zip(judged, ask([*judged.values()]) if judged else []):
         verdict = verdict_of(said, how)
-        rewards[place] = verdict if isinstance(verdict, Unscored) else scale * verdict
+        rewards[place] = verdict if isinstance(verdict, Failure) else scale * verdict
     return rewards
 
 

@@ -15,7 +15,7 @@ the whole episode belong to its last search, the others to one search each:
 | `relevance` | hop | mean score of the passages by a reranking model |
 
 The values of `llm` and `relevance` come from models. An episode that broke, or one whose verdict is
-missing, has no reward: that is `Unscored`, never 0.
+missing, has no reward: that is a `Failure`, never 0.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from qrag_jax.data.sample import Passage
 from qrag_jax.environments.episode import Ended, Failed, line_of
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.llm import judge_request
-from qrag_jax.feedback.rewards import Unscored
 from qrag_jax.llm.outcomes import ChatRequest, Failure, Outcome, RerankRequest
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Prompt
@@ -132,16 +131,16 @@ class Mixture:
         gold: Gold,
         ended: Ended,
         found: ranking.Found,
-        llm: float | Unscored | None = None,
-        relevance: Sequence[float | Unscored] = (),
-    ) -> Scored | Unscored:
+        llm: float | Failure | None = None,
+        relevance: Sequence[float | Failure] = (),
+    ) -> Scored | Failure:
         """The rewards of one episode, or why it has none.
 
         `found[hop][place]` are names of the passages of each search, in the order read. The verdict
         `llm` is not needed for an answer without a word, which is wrong. `relevance` is `[hop]`.
         """
         if isinstance(ended, Failed):
-            return Unscored(ended.cause, ended.message)
+            return Failure(ended.cause, ended.message)
         episode, of_hops = {}, {}
         for name in self.weights:
             if name in OF_EPISODE:
@@ -150,14 +149,14 @@ class Mixture:
                 of_hops[name] = OF_HOPS[name](gold, found)
             elif name == LLM:
                 verdict = llm if answers.normalise(ended.answer) else 0.0
-                if isinstance(verdict, Unscored):
+                if isinstance(verdict, Failure):
                     return verdict
                 assert verdict is not None
                 episode[name] = verdict
             else:
-                if failed := [each for each in relevance if isinstance(each, Unscored)]:
+                if failed := [each for each in relevance if isinstance(each, Failure)]:
                     return failed[0]
-                of_hops[name] = tuple(each for each in relevance if not isinstance(each, Unscored))
+                of_hops[name] = tuple(each for each in relevance if not isinstance(each, Failure))
         return Scored(episode, of_hops, len(found))
 
     def total(self, scored: Scored) -> float:
@@ -185,7 +184,7 @@ def reranked_passages(sub_query: str, passages: Sequence[Passage]) -> RerankRequ
     return RerankRequest(sub_query, texts) if texts else None
 
 
-def mean_score(outcome: Outcome | None) -> float | Unscored:
+def mean_score(outcome: Outcome | None) -> float | Failure:
     """The mean score of the passages; 0 if there are none.
 
     Models score in [0, 1]; another score is kept in that range.
@@ -193,6 +192,6 @@ def mean_score(outcome: Outcome | None) -> float | Unscored:
     if outcome is None:
         return 0.0
     if isinstance(outcome, Failure):
-        return Unscored(outcome.cause, outcome.message)
+        return outcome
     scores = [min(max(float(score), 0.0), 1.0) for score in json.loads(outcome.text)]
     return sum(scores) / len(scores)

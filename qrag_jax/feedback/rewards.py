@@ -1,6 +1,6 @@
 """Rewards that come from outside the device, whoever gives them, and a user's own reward function.
 
-If there is no reward, the result is `Unscored`, never 0: the episode is asked about again, or left
+If there is no reward, the result is a `Failure`, never 0: the episode is asked about again, or left
 out and counted. What a language model's answers are worth is in `feedback.llm`.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 from qrag_jax.data.sample import LazySamples, Sample
 from qrag_jax.errors import FeedbackLost, Natural, Positive, Share
 from qrag_jax.feedback.facts import FactReward
-from qrag_jax.llm.outcomes import NO_ANSWER_CAUSES
+from qrag_jax.llm.outcomes import NO_ANSWER_CAUSES, Failure
 from qrag_jax.metrics.bootstrap import causes_text
 from qrag_jax.runtime import hosts, own_code
 from qrag_jax.runtime.interrupt import LOOK_EVERY, StopSignal, wait_for
@@ -42,15 +42,7 @@ Log = Callable[[str], None]
 T = TypeVar("T")
 
 
-@dataclasses.dataclass(frozen=True)
-class Unscored:
-    """Why an episode has no reward; `cause` is a short word for counting."""
-
-    cause: str
-    message: str
-
-
-Reward = float | Unscored
+Reward = float | Failure
 
 
 # ---------------------------------------------------------------- waiting and asking again
@@ -181,7 +173,7 @@ def parts_asked(taken: Sequence[int], threshold: float | None) -> list[Sequence[
 
 def episode_rewards(
     rewards: Sequence[Reward], steps: int, threshold: float | None, ends: bool = True
-) -> EpisodeRewards | Unscored:
+) -> EpisodeRewards | Failure:
     """The rewards of an episode's steps by those of its questions, or why it has none.
 
     Asked once, the last step gets the reward. With a threshold the first reward that is not below
@@ -189,7 +181,7 @@ def episode_rewards(
     """
     known: list[float] = []
     for reward in rewards:
-        if isinstance(reward, Unscored):
+        if isinstance(reward, Failure):
             return reward
         known.append(reward)
         if threshold is not None and reward >= threshold:
@@ -251,14 +243,14 @@ class Rewards:
         future = self._pool.submit(self.score, questions)
         return Asked(questions, future, [*map(len, taken)], [*map(len, parts)])
 
-    def wait(self, asked: Asked, stop: StopSignal) -> list[EpisodeRewards | Unscored]:
-        """The rewards of each episode, of which at most the allowed share is `Unscored`.
+    def wait(self, asked: Asked, stop: StopSignal) -> list[EpisodeRewards | Failure]:
+        """The rewards of each episode, of which at most the allowed share is `Failure`.
 
         Raises `Stopped`, or `FeedbackLost` if the server was given up or too many would fail again.
         """
         watch = Watch(stop, self.lost)
 
-        def arrived() -> list[EpisodeRewards | Unscored]:
+        def arrived() -> list[EpisodeRewards | Failure]:
             rewards = wait_for(asked.future, watch.check)
             left, threshold = iter(rewards), self.settings.completion_threshold
             return [
@@ -266,14 +258,14 @@ class Rewards:
                 for steps, count in zip(asked.steps, asked.counts, strict=True)
             ]
 
-        def again(_: Any, __: list[int]) -> list[EpisodeRewards | Unscored]:
+        def again(_: Any, __: list[int]) -> list[EpisodeRewards | Failure]:
             rewards = asked.future.result()
             asked.future = self._pool.submit(self._passing, asked.questions, rewards)
             return arrived()
 
         words = {"what": "have no reward", "again": "asking again"}
         share = self.settings.max_failure_share
-        patience = Patience(share, watch, self.log, self.remedy, Unscored, **words)
+        patience = Patience(share, watch, self.log, self.remedy, Failure, **words)
         return patience.few_failed(arrived(), again)
 
     def close(self) -> None:
@@ -281,7 +273,7 @@ class Rewards:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _passing(self, questions: Sequence[Any], known: Sequence[Reward]) -> list[Reward]:
-        failed = [(n, each) for n, each in enumerate(known) if isinstance(each, Unscored)]
+        failed = [(n, each) for n, each in enumerate(known) if isinstance(each, Failure)]
         lost = [n for n, each in failed if each.cause not in PERMANENT]
         found = dict(zip(lost, self.score([questions[n] for n in lost]), strict=True))
         return [found.get(place, reward) for place, reward in enumerate(known)]
@@ -321,11 +313,11 @@ def number_of(code: OwnCode, call: Callable[[], Any], name: str) -> Reward:
     try:
         value = call()
     except (Exception, SystemExit) as error:
-        return Unscored(RAISED, f"{code.spec} raised for {name}: {own_code.reason_of(error)}")
+        return Failure(RAISED, f"{code.spec} raised for {name}: {own_code.reason_of(error)}")
     if value is None:
-        return Unscored(NO_REWARD, f"{code.spec} gave no reward (None) for {name}")
+        return Failure(NO_REWARD, f"{code.spec} gave no reward (None) for {name}")
     if not isinstance(value, numbers.Real) or not math.isfinite(value):
-        return Unscored(NO_NUMBER, f"{code.spec} gave {value!r:.60} for {name}, no finite number")
+        return Failure(NO_NUMBER, f"{code.spec} gave {value!r:.60} for {name}, no finite number")
     return float(value)
 
 
@@ -347,7 +339,7 @@ def open_own(
             "gold": [chunks[index] for index in sample.support],
         }
         value = number_of(code, lambda: code.function(**texts), sample.id)
-        if isinstance(value, Unscored):
+        if isinstance(value, Failure):
             failures[value.cause] += 1
             return value
         return reward.scale * value

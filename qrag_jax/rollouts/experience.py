@@ -25,7 +25,8 @@ from jax.sharding import Mesh
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.data.sample import Sample, drawn
 from qrag_jax.errors import FeedbackLost
-from qrag_jax.feedback.rewards import Asked, EpisodeRewards, Rewards, Unscored
+from qrag_jax.feedback.rewards import Asked, EpisodeRewards, Rewards
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal, wait_for
 from qrag_jax.runtime.mesh import replicate, shard_batch
@@ -185,7 +186,7 @@ class Deferred:
         shape = len(rewards), oldest.played.actions.shape[1]
         score, scored = np.zeros(shape, np.float32), np.zeros(shape, bool)
         for row, episode in enumerate(rewards):
-            if not isinstance(episode, Unscored):
+            if not isinstance(episode, Failure):
                 score[row, : len(episode.rewards)] = episode.rewards
                 scored[row, : episode.kept] = True
         scores = shard_batch(self._mesh, (score, scored))
@@ -193,10 +194,10 @@ class Deferred:
         self._used, self.samples = oldest.behind, oldest.samples
         return ScoredEpisodes(oldest.batch, oldest.played, *scores)
 
-    def _wait(self, asked: Asked, stop: StopSignal) -> Sequence[EpisodeRewards | Unscored]:
+    def _wait(self, asked: Asked, stop: StopSignal) -> Sequence[EpisodeRewards | Failure]:
         """The rewards of this host's episodes; if one host gets none, none goes on."""
         before, failure = time.monotonic(), None
-        rewards: Sequence[EpisodeRewards | Unscored] = ()
+        rewards: Sequence[EpisodeRewards | Failure] = ()
         try:
             rewards = self._rewards.wait(asked, stop)
         except (Stopped, FeedbackLost) as why:

@@ -33,9 +33,8 @@ from qrag_jax.feedback.rewards import FIRST_PAUSE, LONGEST_PAUSE, Checks, Watch,
 from qrag_jax.llm.config import ServedConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome, Request
-from qrag_jax.llm.server.opening import Existing, server_of, started
 from qrag_jax.llm.server.publish import Publisher, PublishError, Weights
-from qrag_jax.llm.server.server import Server
+from qrag_jax.llm.server.server import Existing, Server, server_of, started
 from qrag_jax.models.compute.linear import LORA_B
 from qrag_jax.models.compute.lora import Adapted, attach, merge
 from qrag_jax.models.files.weight_names import tensors_from_params

@@ -34,14 +34,14 @@ from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback import rag
 from qrag_jax.feedback.llm import JUDGE, metrics_of_all, verdict_of
 from qrag_jax.feedback.rag import Gold
-from qrag_jax.feedback.rewards import Checks, Patience, Unscored, Watch
+from qrag_jax.feedback.rewards import Checks, Patience, Watch
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.outcomes import Failure, Outcome, Request
-from qrag_jax.llm.server.opening import Model, open_model
+from qrag_jax.llm.server.server import Model, open_model
 from qrag_jax.llm.text import generation, prompts
 from qrag_jax.metrics.rows import REWARDS
 from qrag_jax.models.compute.lora import merge
@@ -335,7 +335,7 @@ class Harr:
         scores = self.scores([gold for gold in golds for _ in range(members)], played, stop)
         (of_episode, of_hop), found = self._rewards, []
         for each, scored in zip(played, scores, strict=True):
-            if isinstance(scored, Unscored):
+            if isinstance(scored, Failure):
                 found.append(Rewarded(each.searches, None))
                 continue
             by_hop = [[scored.hops[name][hop] for name in of_hop] for hop in range(scored.searches)]
@@ -345,11 +345,11 @@ class Harr:
 
     def scores(
         self, golds: Sequence[Gold], episodes: Sequence[Episode], stop: StopSignal
-    ) -> list[rag.Scored | Unscored]:
+    ) -> list[rag.Scored | Failure]:
         """The rewards of each episode, or why it has none."""
         mixture, watch = self.config.reward.rewards, self._watch(stop)
         closed = [each.ended if isinstance(each.ended, Closed) else None for each in episodes]
-        verdicts: list[float | Unscored | None] = [None] * len(episodes)
+        verdicts: list[float | Failure | None] = [None] * len(episodes)
         if rag.LLM in mixture.weights:
             assert self.model is not None
             how, prompt = self.model.generation, prompts.load(JUDGE)
@@ -361,7 +361,7 @@ class Harr:
                 None if outcome is None else verdict_of(outcome, how)
                 for outcome in _asked(self.model.client, answers, watch)
             ]
-        relevance: list[tuple[float | Unscored, ...]] = [()] * len(episodes)
+        relevance: list[tuple[float | Failure, ...]] = [()] * len(episodes)
         if rag.RELEVANCE in mixture.weights:
             passages = self.inputs.index.corpus.passages
             searches = [

@@ -31,9 +31,10 @@ from qrag_jax.environments.tasks import bridge_task, tasks_of
 from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.feedback.rewards import OWN_CAUSES, Unscored
+from qrag_jax.feedback.rewards import OWN_CAUSES
 from qrag_jax.feedback.rubric import OWN_PATH, Rubric, reward_of, score
 from qrag_jax.learners.state import TrainState
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
 from qrag_jax.retrieval import own_documents
@@ -317,7 +318,7 @@ class Rlvr(ToolSystem):
         if isinstance(ended, Closed):
             measured = score(ended, task)
             reward = reward_of(self._rubric, ended, task, measured)
-            if isinstance(reward, Unscored):
+            if isinstance(reward, Failure):
                 status, facts = reward.cause, {**facts, _WHY: reward.message}
             else:
                 parts = measured | {REWARD: reward}

@@ -20,7 +20,8 @@ from qrag_jax.environments.episode import Closed, Document, Ended, Failed
 from qrag_jax.evaluators import agents, token_scores
 from qrag_jax.evaluators.episodes import TrainingScores
 from qrag_jax.feedback.rag import Gold
-from qrag_jax.feedback.rewards import EpisodeRewards, Unscored
+from qrag_jax.feedback.rewards import EpisodeRewards
+from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.facts import until_found
 from qrag_jax.metrics.rows import Hop, RewriteRow, Searched
 from qrag_jax.rollouts.token_episodes import Episode
@@ -89,9 +90,9 @@ def test_agents() -> None:
 def test_answers_that_reward() -> None:
     rewards = [
         EpisodeRewards((0.0, 1.0), 2),
-        Unscored("cut_off", "too long."),
-        Unscored("timeout", "no reply."),
-        Unscored("raised", "the user's code."),
+        Failure("cut_off", "too long."),
+        Failure("timeout", "no reply."),
+        Failure("raised", "the user's code."),
     ]
     rows = played_rows(4, 0)
     asked: Any = SimpleNamespace(begin=lambda *_: None, wait=lambda *_: rewards)

@@ -21,20 +21,19 @@ from qrag_jax.feedback.rewards import (
     OwnReward,
     Reward,
     Rewards,
-    Unscored,
     episode_rewards,
     open_own,
     parts_asked,
 )
 from qrag_jax.llm.config import LlmConfig, ServerConfig, leave_room
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
-from qrag_jax.llm.server.opening import open_model
+from qrag_jax.llm.server.server import open_model
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from tests.llm.stand_in import StandIn, model_folder, running, stand_in, wait_until
 
 __all__ = ["model_folder", "stand_in"]
-LOST = Unscored("timeout", "too late")
+LOST = Failure("timeout", "too late")
 
 
 def test_rewards_of_an_episodes_steps() -> None:
@@ -108,7 +107,7 @@ def test_the_metric_of_the_answer_times_the_scale() -> None:
 def test_what_has_no_answer_has_no_reward() -> None:
     result, _ = scored("answer_f1", "Ada Lovelace", "TIMEOUT", "", "Ada King", "FILTERED")
     assert (result[0], result[3]) == (1.0, 0.5)
-    assert result[1] == Unscored("timeout", "as scripted")
+    assert result[1] == Failure("timeout", "as scripted")
     assert [result[place].cause for place in (2, 4)] == ["no_text", "filtered"]
 
 
@@ -129,7 +128,7 @@ def test_only_failures_that_may_pass_are_asked_again(monkeypatch: pytest.MonkeyP
 
     def score(names: Sequence[str]) -> list[Reward]:
         asked.append([*names])
-        known: list[Reward] = [0.25, LOST, Unscored("server", ""), Unscored("no_text", "")]
+        known: list[Reward] = [0.25, LOST, Failure("server", ""), Failure("no_text", "")]
         return known if len(asked) == 1 else [1.0, 0.5]
 
     samples = [Sample(name, "Where?", ("A",), (), ("A",), "own") for name in "abcd"]

@@ -20,7 +20,6 @@ from qrag_jax.feedback.rag import (
     mean_score,
     reranked_passages,
 )
-from qrag_jax.feedback.rewards import Unscored
 from qrag_jax.feedback.rubric import PARTS, Rubric, own_rubric, reward_of, score
 from qrag_jax.llm.outcomes import Answer, Failure, RerankRequest
 from qrag_jax.llm.text.generation import Generation
@@ -71,8 +70,8 @@ def test_a_mixture_is_weighted() -> None:
 def test_what_failed_has_no_reward() -> None:
     for broken in (Failed("timeout", "no reply."), Failed("no_retrieval", "none.", history=HOPS)):
         result = Mixture.of("f1,recall").score(GOLD, broken, PASSAGES)
-        assert result == Unscored(broken.cause, broken.message)
-    failed = Unscored("timeout", "no reply.")
+        assert result == Failure(broken.cause, broken.message)
+    failed = Failure("timeout", "no reply.")
     assert Mixture.of("f1,llm").score(GOLD, ENDED, PASSAGES, llm=failed) == failed
     relevance = (0.5, failed)
     assert Mixture.of("f1,relevance").score(GOLD, ENDED, PASSAGES, relevance=relevance) == failed
@@ -101,8 +100,8 @@ def test_verdicts_and_relevance_by_models() -> None:
     assert mean_score(Answer("[0.5, 0.25]")) == 0.375
     assert mean_score(Answer("[7.5, -2]")) == 0.5  # of a model without that range
     assert (reranked_passages("q", []), mean_score(None)) == (None, 0)
-    failure, failed = Failure("timeout", "no reply."), Unscored("timeout", "no reply.")
-    assert verdict_of(failure, generation) == mean_score(failure) == failed
+    failure = Failure("timeout", "no reply.")
+    assert verdict_of(failure, generation) == mean_score(failure) == failure
 
 
 # ---------------------------------------------------------------- rubrics

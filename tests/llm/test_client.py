@@ -24,7 +24,7 @@ from tests.llm.stand_in import wait_until
 
 CHILD = """
 import sys
-import qrag_jax.llm.server.opening, qrag_jax.llm.server.publish, qrag_jax.llm.text.scaffolds
+import qrag_jax.llm.server.server, qrag_jax.llm.server.publish, qrag_jax.llm.text.scaffolds
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import ChatRequest

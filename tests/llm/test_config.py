@@ -12,7 +12,7 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import ClientConfig, ServerConfig
 from qrag_jax.llm.endpoint import is_local
-from qrag_jax.llm.server import opening
+from qrag_jax.llm.server.server import served_version
 from qrag_jax.runtime.whole_files import model_digest
 
 
@@ -112,4 +112,4 @@ def test_every_byte_of_a_model_and_its_servers_settings_make_another_version(
     configs = [usual, ServerConfig(str(middle[1])), ServerConfig("Qwen/Qwen3-4B")]
     configs += [dataclasses.replace(each, arguments=("--revision", "v2")) for each in configs]
     configs.append(dataclasses.replace(usual, dtype="float32"))
-    assert len({opening.served_version(each, print) for each in configs}) == 7
+    assert len({served_version(each, print) for each in configs}) == 7

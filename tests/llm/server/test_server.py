@@ -16,8 +16,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import LlmConfig, ServerConfig
 from qrag_jax.llm.endpoint import Endpoint
-from qrag_jax.llm.server.opening import Existing, server_of
-from qrag_jax.llm.server.server import LAST_LINES, Server, ServerLog
+from qrag_jax.llm.server.server import LAST_LINES, Existing, Server, ServerLog, server_of
 from tests.entry_points import ROOT
 from tests.llm.model_server import chat, texts
 from tests.llm.stand_in import StandIn, running, wait_until
