@@ -154,7 +154,7 @@ def test_health_waits_for_the_index(index: Path) -> None:
     assert client.get("/health").status_code == 503
     assert client.post("/search", json={"questions": ["cats"]}).status_code == 503
     go.set()
-    worker.await_loaded(LIMIT)
+    worker.loaded.result(LIMIT)
     assert client.get("/health").json()["passages"] == len(WORDS)
     assert worker.close(LIMIT)
 

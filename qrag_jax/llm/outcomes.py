@@ -241,14 +241,15 @@ def _completion(reply: Any, version: str, request: Sampling) -> Outcome:
         return Failure("malformed", f"the reply has {len(choices)} choices instead of one")
     choice = choices[0]
     content = choice["message"]["content"] if "message" in choice else choice["text"]
-    if failure := _ended_otherwise(choice.get("finish_reason")):
-        return failure
+    if (reason := choice.get("finish_reason")) not in ENDS:
+        cause, message = _OTHER_ENDS.get(str(reason), _UNKNOWN_END)
+        return Failure(cause, f"{message} (finish_reason {shorten(str(reason))})")
     if content and not isinstance(content, str):
         raise TypeError("the text is no string")
     answer = Answer(
         text=well_formed(content or ""),
         version=version,
-        finish_reason=choice["finish_reason"],
+        finish_reason=reason,
         token_ids=tuple(map(int, choice.get("token_ids") or ())),
         log_probs=tuple(map(float, (choice.get("logprobs") or {}).get("token_logprobs") or ())),
         **_usage(reply),
@@ -259,23 +260,16 @@ def _completion(reply: Any, version: str, request: Sampling) -> Outcome:
     return answer
 
 
+_BROKEN_OFF = "broken_off", "the server broke the answer off"
+_TOOL_CALL = "tool_call", "the model called a tool, and none was offered"
 _OTHER_ENDS = {
-    **dict.fromkeys(("abort", "error"), ("broken_off", "the server broke the answer off")),
+    "abort": _BROKEN_OFF,
+    "error": _BROKEN_OFF,
     "content_filter": ("filtered", "the server's filter withheld the answer"),
-    **dict.fromkeys(
-        ("tool_calls", "function_call"),
-        ("tool_call", "the model called a tool, and none was offered"),
-    ),
+    "tool_calls": _TOOL_CALL,
+    "function_call": _TOOL_CALL,
 }
 _UNKNOWN_END = "unknown_end", "the server does not say that the answer is whole"
-
-
-def _ended_otherwise(reason: Any) -> Failure | None:
-    """The failure that a `finish_reason` stands for; None if it is that of an answer."""
-    if reason in ENDS:
-        return None
-    cause, message = _OTHER_ENDS.get(str(reason), _UNKNOWN_END)
-    return Failure(cause, f"{message} (finish_reason {shorten(str(reason))})")
 
 
 def read_error(status: int, text: str) -> Failure:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import math
 import os
 import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NoReturn, TextIO, cast
+from typing import Any, NoReturn, TextIO
 
 from absl import app, flags, logging
 
@@ -80,7 +81,6 @@ def _check_numbers() -> None:
 
 
 def _help() -> str:
-    """The description of the command and its flags."""
     about = sys.modules["__main__"].__doc__ or ""
     own = [
         flags.FLAGS.module_help(module).strip().partition("\n")[2]  # line 1 is the module's name
@@ -166,40 +166,21 @@ def _leave(sentence: str) -> NoReturn:
 # ---------------------------------------------------------------------- output
 
 
-class LastingOutput:
-    """A text stream whose reader may go away; later output is then dropped.
+class _LastingFile(io.FileIO):
+    """A file whose reader may go away; what is written after that is dropped.
 
     The file descriptor itself is redirected to the null device, so later writes by Python or by a
-    library do not fail. Other errors, such as a full disk, are raised as usual. A character that
-    the terminal's encoding has not is written as Python's escape.
+    library do not fail. Other errors, such as a full disk, are raised as usual.
     """
 
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-
-    def write(self, text: str) -> int:
-        encoding = self._stream.encoding or "utf-8"
-        text = text.encode(encoding, "backslashreplace").decode(encoding)
-        self._try(lambda: self._stream.write(text))
-        return len(text)
-
-    def writelines(self, lines: Any) -> None:
-        self.write("".join(lines))
-
-    def flush(self) -> None:
-        self._try(self._stream.flush)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def _try(self, do: Callable[[], object]) -> None:
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
         try:
-            do()
+            return super().write(data)
         except OSError as error:
             if error.errno not in _GONE:
                 raise
-            _silence(self._stream.fileno())
-            self._stream.flush()  # the buffered text goes to the null device
+            _silence(self.fileno())
+            return super().write(data)
 
 
 def end_process(line: str, status: int) -> NoReturn:
@@ -223,18 +204,31 @@ def _silence(descriptor: int) -> None:
     os.close(null)
 
 
+def _lasting(stream: Any) -> TextIO:
+    """A stream to the same file, or to none if it was closed at the start."""
+    if stream is None:
+        return open(os.devnull, "w", encoding="utf-8", errors="backslashreplace")
+    try:
+        file = _LastingFile(stream.fileno(), "w", closefd=False)
+    except OSError:  # no file of the system, such as in a notebook
+        return stream
+    return io.TextIOWrapper(
+        io.BufferedWriter(file),
+        encoding=stream.encoding,
+        errors="backslashreplace",  # for characters that the terminal's encoding has not
+        line_buffering=stream.line_buffering,
+        write_through=stream.write_through,
+    )
+
+
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
-    """Makes `sys.stdout` and `sys.stderr` such streams, even if they were closed at the start."""
+    """Lets `sys.stdout` and `sys.stderr` outlive their readers."""
     before = sys.stdout, sys.stderr
-    with contextlib.ExitStack() as stack:
-        for name in ("stdout", "stderr"):
-            stream = getattr(sys, name) or stack.enter_context(open(os.devnull, "w"))
-            setattr(sys, name, cast(TextIO, LastingOutput(stream)))
-        ours = sys.stdout, sys.stderr
-        try:
-            yield
-        finally:
-            for stream in ours:
-                stream.flush()
-            sys.stdout, sys.stderr = before
+    ours = sys.stdout, sys.stderr = _lasting(sys.stdout), _lasting(sys.stderr)
+    try:
+        yield
+    finally:
+        sys.stdout, sys.stderr = before
+        for stream in ours:
+            stream.flush()

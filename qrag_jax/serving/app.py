@@ -154,9 +154,9 @@ def make_app(worker: Worker, topk: int = USUAL_COUNT, *, only_here: bool) -> Fas
 
     @app.get("/health")
     async def health() -> Response:
-        searcher = worker.searcher
-        if worker.state != READY or searcher is None:
+        if worker.state != READY:
             return _error(503, f"the server is {worker.state}; ask again later.")
+        searcher = worker.loaded.result()
         corpus = {"passages": len(searcher.corpus), "corpus": searcher.corpus.digest}
         return _json({"status": READY, **corpus, "steps": searcher.most_steps})
 

@@ -47,7 +47,7 @@ def serve_stdio(worker: Worker, stop: StopSignal) -> None:
         where: dict[str, Any] | None = None,
     ) -> dict[str, list[dict[str, Any]]]:
         ask = Ask(question, count=topk, steps=steps, where=where)
-        await asyncio.to_thread(worker.await_loaded)
+        await asyncio.wait([asyncio.wrap_future(worker.loaded)])
         try:
             (future,) = worker.submit([ask])
             hits = await asyncio.wrap_future(future)

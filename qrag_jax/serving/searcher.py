@@ -155,7 +155,7 @@ class _Waiting(NamedTuple):
 class Worker:
     """Searches in a thread of its own, from the loading of the index to the last question.
 
-    `opener` makes the searcher, in that thread; `error` says why it failed.
+    `loaded` has the searcher, which `opener` makes in that thread, or why it cannot be made.
     """
 
     def __init__(
@@ -169,12 +169,10 @@ class Worker:
         self._opener = opener
         self.on_batch: Callable[[int], None] = lambda size: None  # is called with its questions
         self.max_batch, self.max_wait, self.max_queue = max_batch, max_wait, max_queue
-        self.error: Exception | None = None
         self.state = LOADING
-        self.searcher: Searcher | None = None
+        self.loaded: Future[Searcher] = Future()
         self._queue: collections.deque[_Waiting] = collections.deque()
         self._changed = threading.Condition()
-        self._settled = threading.Event()
         self._thread = threading.Thread(target=self._run, name="search", daemon=True)
 
     def __len__(self) -> int:
@@ -183,9 +181,10 @@ class Worker:
     def start(self) -> None:
         self._thread.start()
 
-    def await_loaded(self, timeout: float | None = None) -> bool:
-        """Waits until the searcher is loaded or cannot be; returns whether it was so in time."""
-        return self._settled.wait(timeout)
+    @property
+    def error(self) -> BaseException | None:
+        """Why there is no searcher; None: it is there, or not yet."""
+        return self.loaded.exception() if self.loaded.done() else None
 
     def submit(self, asks: Sequence[Ask]) -> list[Future[list[Hit]]]:
         """Lets questions wait for their answers: all of them, or none.
@@ -227,16 +226,13 @@ class Worker:
             searcher = self._opener()
             self._warm(searcher)
         except Exception as error:
-            self.error = error
-            with self._changed:
-                self.state = FAILED
-            self._settled.set()
+            self.state = FAILED
+            self.loaded.set_exception(error)
             return
         with self._changed:
-            self.searcher = searcher
             if self.state == LOADING:
                 self.state = READY
-        self._settled.set()
+        self.loaded.set_result(searcher)
         while batch := self._next():
             self.on_batch(len(batch))
             self._answer(searcher, batch)

@@ -94,7 +94,7 @@ def blocked(folder: Path, **config: float) -> Iterator[tuple[Worker, Held, Futur
     held = Held(words_index(folder))
     worker = Worker(lambda: held, **config)  # type: ignore[arg-type]
     worker.start()
-    assert worker.await_loaded(LIMIT)
+    worker.loaded.result(LIMIT)
     # All sizes that programs are compiled for are searched before the first question.
     assert len(held.asked[-1]) == worker.max_batch
     held.asked.clear()
@@ -146,8 +146,7 @@ def test_nothing_is_taken_before_the_index_is_loaded(tmp_path: Path) -> None:
     with pytest.raises(Busy, match="loading"):
         worker.submit([Ask("cats")])
     go.set()
-    assert worker.await_loaded(LIMIT)
-    assert str(tmp_path) in str(worker.error)
+    assert str(tmp_path) in str(worker.loaded.exception(LIMIT))
     with pytest.raises(Busy, match="failed"):
         worker.submit([Ask("cats")])
     assert worker.close(LIMIT)
