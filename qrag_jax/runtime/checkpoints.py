@@ -8,7 +8,7 @@ import logging
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -32,14 +32,6 @@ class SaveError(RuntimeError):
 
 class _Damaged(Exception):
     """A step cannot be used; the message says which file is wrong and how."""
-
-
-class Restored(NamedTuple):
-    """A state (or parts of one), the JSON saved with it, and their step."""
-
-    state: Any
-    extra: dict[str, Any]
-    step: int
 
 
 class Checkpoints:
@@ -121,27 +113,28 @@ class Checkpoints:
     def best_step(self) -> int | None:
         return self._best.latest_step()
 
-    def restore_last(self, template: Any) -> Restored:
-        """The newest sound training state, placed and typed as `template` (arrays or shapes).
+    def restore_last(self, template: Any) -> tuple[Any, dict[str, Any], int]:
+        """The newest sound training state, the JSON saved with it, and their step.
 
+        The state is placed and typed as `template` (arrays or shapes).
         Newer damaged steps are logged and, unless `read_only`, moved to `checkpoints/damaged-STEP`.
         """
-        restored, troubles = self._newest_sound(self._last, template)
+        step, state, extra, troubles = self._newest_sound(self._last, template)
         if troubles and not self._read_only:
-            for step in troubles if jax.process_index() == 0 else ():
-                aside = self.folder / f"damaged-{step}"
+            for damaged in troubles if jax.process_index() == 0 else ():
+                aside = self.folder / f"damaged-{damaged}"
                 shutil.rmtree(aside, ignore_errors=True)
-                _step_folder(self._last, step).rename(aside)
-                self._log(f"checkpoint {step} is now {aside}")
+                _step_folder(self._last, damaged).rename(aside)
+                self._log(f"checkpoint {damaged} is now {aside}")
             hosts.together("damaged checkpoints are put aside")
             self._last.reload()
-        return restored
+        return state, extra, step
 
     def restore_params(self, which: str, template: Any) -> tuple[Any, int]:
         """Online parameters of the "best" or "last" checkpoint, with their step."""
         manager = self._best if which == "best" else self._last
-        restored, _ = self._newest_sound(manager, template, params_of=which == "last")
-        return restored.state, restored.step
+        step, params, *_ = self._newest_sound(manager, template, params_of=which == "last")
+        return params, step
 
     def restore_params_of(self, step: int, template: Any) -> Any | None:
         """Online parameters after just this step; None if no sound checkpoint of it is kept."""
@@ -151,13 +144,13 @@ class Checkpoints:
         for manager in managers:
             with contextlib.suppress(_Damaged):
                 if step in manager.all_steps():
-                    return _restore(manager, step, template, params_of=manager is self._last).state
+                    return _restore(manager, step, template, params_of=manager is self._last)[0]
         return None
 
     def _newest_sound(
         self, manager: ocp.CheckpointManager, template: Any, *, params_of: bool = False
-    ) -> tuple[Restored, dict[int, str]]:
-        """The newest step that is not damaged, and what is wrong with each newer one.
+    ) -> tuple[int, Any, dict[str, Any], dict[int, str]]:
+        """The newest sound step, its state and JSON, and what is wrong with each newer one.
 
         Every host of a run reads the same files and so finds the same step; see `_restore`.
         """
@@ -165,7 +158,7 @@ class Checkpoints:
         while steps := [step for step in manager.all_steps() if step not in troubles]:
             step = max(steps)
             try:
-                restored = _restore(manager, step, template, params_of=params_of)
+                state, extra = _restore(manager, step, template, params_of=params_of)
             except _Damaged as error:
                 if not _step_folder(manager, step).exists():
                     manager.reload()  # a running training has just replaced it by a newer one
@@ -174,7 +167,7 @@ class Checkpoints:
                 continue
             for other, trouble in troubles.items():
                 self._log(f"checkpoint {other} is damaged ({trouble}): taking step {step}")
-            return restored, troubles
+            return step, state, extra, troubles
         if not troubles:
             raise InputError(
                 f"{manager.directory} holds no checkpoint; train first or give another --workdir."
@@ -246,8 +239,8 @@ def _step_folder(manager: ocp.CheckpointManager, step: int) -> Path:
 
 def _restore(
     manager: ocp.CheckpointManager, step: int, template: Any, *, params_of: bool
-) -> Restored:
-    """A step, if it is sound; with `params_of` only the parameters of a whole state."""
+) -> tuple[Any, dict[str, Any]]:
+    """State and JSON of a sound step; with `params_of` only the parameters of a whole state."""
     if trouble := whole_files.damage(_step_folder(manager, step)):
         raise _Damaged(trouble)
     template = {"params": template} if params_of else template
@@ -271,7 +264,7 @@ def _restore(
             f"({differing}); give the run's own config, or another --workdir."
         )
     state = restored["state"]["params"] if params_of else restored["state"]
-    return Restored(state, restored["extra"], step)
+    return state, restored["extra"]
 
 
 def _differing(folder: Path, template: Any, partial: bool) -> str:

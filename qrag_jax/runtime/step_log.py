@@ -62,13 +62,12 @@ class StepLog(contextlib.AbstractContextManager):
         experience: Any,
         text: LogText,
         *,
-        logged: Logged | None = None,
+        logged: Logged,
     ) -> None:
         """
         Args:
             profile: number of steps to trace.
             experience: one of `rollouts.experience`; the log reads `waited`, `samples`, `counts`.
-            logged: where metrics go besides the run's `metrics.jsonl`.
         """
         self._run, self._train, self._experience, self._text = run, train, experience, text
         done = run.step
@@ -111,7 +110,7 @@ class StepLog(contextlib.AbstractContextManager):
         """Surrounds the host's part of a step; traces the step if the profile includes it."""
         with self.paused():
             self._profile.turn(step, self._running)
-        with self._profile.step(step):
+        with jax.profiler.StepTraceAnnotation("train", step_num=step):  # viewers group by these
             yield
 
     def step(self, step: int, metrics: Metrics) -> None:
@@ -298,13 +297,8 @@ class StepProfile:
         elif self._last is not None and step == self._end:
             jax.block_until_ready(running)
             self.close()
-
-    def step(self, step: int) -> contextlib.AbstractContextManager[Any]:
-        """Marks the host's part of a step; viewers group the device's work by these marks."""
-        if self._last is None:
-            return contextlib.nullcontext()
-        self._last = step
-        return jax.profiler.StepTraceAnnotation("train", step_num=step)
+        elif self._last is not None:
+            self._last = step
 
     def close(self) -> None:
         """Writes an open trace; says so if the loop was too short for one."""
@@ -344,8 +338,6 @@ NORMAL_95 = 1.96  # standard errors on both sides of a mean
 
 
 class Evaluated(NamedTuple):
-    """One evaluation."""
-
     step: int  # after which it was
     score: float  # the mean that chooses the best checkpoint
     each: Sequence[float] = ()  # this score of each question that has one

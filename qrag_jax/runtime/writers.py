@@ -48,7 +48,7 @@ class Logged(NamedTuple):
     """Where a training's metrics go, and what trackers get of it."""
 
     settings: LogConfig = LogConfig()
-    config: Mapping[str, Any] = {}
+    config: Mapping[str, Any] = {}  # all fields of the experiment, in nested sections
     tell: Callable[[str], None] = print  # takes one sentence for the user
 
 
@@ -63,8 +63,7 @@ class MetricWriter:
         logged: where else metrics go. A tracker is first sent the lines that it lacks.
     """
 
-    def __init__(self, workdir: Path, resume_step: int = -1, logged: Logged | None = None) -> None:
-        settings, config, tell = logged or Logged()
+    def __init__(self, workdir: Path, resume_step: int, logged: Logged) -> None:
         workdir.mkdir(parents=True, exist_ok=True)
         path, self._episodes = workdir / METRICS_NAME, workdir / EPISODES_NAME
         for log in (path, self._episodes):
@@ -72,7 +71,7 @@ class MetricWriter:
         # Unbuffered: when `write` returns, the whole line is in the file, even if a kill follows.
         self._file = path.open("ab", buffering=0)
         self._board = None
-        if TENSORBOARD in settings.to:
+        if TENSORBOARD in logged.settings.to:
             self._board = _summary_writer()(
                 str(workdir / TENSORBOARD),
                 purge_step=resume_step + 1,
@@ -80,9 +79,8 @@ class MetricWriter:
                 # File names hold whole seconds; a resume in the same second would overwrite a file.
                 filename_suffix=f".{time.time_ns()}",
             )
-
-        start = Start(workdir, settings.project, workdir.resolve().name, clean(config))
-        self._senders = [Sender(tracker, start, tell) for tracker in settings.trackers]
+        trackers, logged = logged.settings.trackers, logged._replace(config=clean(logged.config))
+        self._senders = [Sender(tracker, workdir, logged) for tracker in trackers]
 
     def write(self, step: int, metrics: Mapping[str, SupportsFloat]) -> None:
         """Adds one line and one TensorBoard scalar per metric; what is not finite is null."""
@@ -242,10 +240,11 @@ class Sender:
     and the last of the `steps` of each metric.
     """
 
-    def __init__(self, name: str, start: Start, tell: Callable[[str], None]) -> None:
-        self._name, self._start, self._tell = name, start, tell
+    def __init__(self, name: str, workdir: Path, logged: Logged) -> None:
+        self._name, self._workdir, self._logged = name, workdir, logged
+        self._tell = logged.tell
         self._failed = 0  # lines that could not be sent
-        self._path = start.workdir / FOLDER / f"{name}.json"
+        self._path = workdir / FOLDER / f"{name}.json"
         self._sent: dict[str, Any] = {"run": "", "rows": 0, "steps": {}}
         if self._path.exists():
             self._sent = json.loads(self._path.read_text())
@@ -271,9 +270,10 @@ class Sender:
     def _run(self) -> None:
         """The thread. Libraries raise any class of error, and SystemExit, too."""
         try:
-            self._sent["run"], write, close = begin(self._name, self._start, self._sent["run"])
+            begun = begin(self._name, self._workdir, self._logged, self._sent["run"])
+            self._sent["run"], write, close = begun
             write_json(self._path, self._sent)
-            path = self._start.workdir / METRICS_NAME
+            path = self._workdir / METRICS_NAME
             rows = read_metrics(path) if path.exists() else []
         except (Exception, SystemExit) as error:
             self._tell(
@@ -318,31 +318,22 @@ def _reason(error: BaseException) -> str:
 # ---------------------------------------------------------------------- the libraries
 
 
-class Start(NamedTuple):
-    """What a tracker begins with."""
-
-    workdir: Path
-    project: str
-    name: str  # what people call the run
-    config: Mapping[str, Any]  # all fields of the experiment, in nested sections
-
-
 # The run's name there for later starts; what adds values of a step, where the row's number grows
 # with every call, over all starts, and the step may fall; what waits until everything has arrived,
 # and ends the run there. All of it may raise anything.
 Opened = tuple[str, Callable[[int, int, Values], object], Callable[[], object]]
 
 
-def begin(tracker: str, start: Start, kept: str) -> Opened:
+def begin(tracker: str, workdir: Path, logged: Logged, kept: str) -> Opened:
     """Begins the run in a tracker, or goes on in that of an earlier start, `kept`."""
-    return {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}[tracker](start, kept)
+    return {"wandb": _wandb, "mlflow": _mlflow, "trackio": _trackio}[tracker](workdir, logged, kept)
 
 
 def _with_texts(values: Values, shown: Callable[[str], Any]) -> dict[str, Any]:
     return {n: shown(value) if isinstance(value, str) else value for n, value in values.items()}
 
 
-def _wandb(start: Start, kept: str) -> Opened:
+def _wandb(workdir: Path, logged: Logged, kept: str) -> Opened:
     """At W&B's service, at a server of one's own, or in files here; the environment says it.
 
     W&B drops rows whose own step is not above that of all before, and an evaluation that a resumed
@@ -352,12 +343,12 @@ def _wandb(start: Start, kept: str) -> Opened:
     import wandb
 
     run = wandb.init(
-        project=start.project,
-        name=start.name,
+        project=logged.settings.project,
+        name=workdir.resolve().name,
         id=kept or secrets.token_hex(4),
         resume="allow",
-        dir=str(start.workdir),
-        config=dict(start.config),
+        dir=str(workdir),
+        config=dict(logged.config),
         settings=wandb.Settings(
             console="off",
             disable_git=True,
@@ -382,7 +373,7 @@ def _wandb(start: Start, kept: str) -> Opened:
     return str(run.id), write, run.finish
 
 
-def _trackio(start: Start, kept: str) -> Opened:
+def _trackio(workdir: Path, logged: Logged, kept: str) -> Opened:
     """In files of this machine, or in a Space, as TRACKIO_DIR and TRACKIO_SPACE_ID say.
 
     trackio goes on with the run of a name, so names get an ending that no other run has.
@@ -390,10 +381,10 @@ def _trackio(start: Start, kept: str) -> Opened:
     import trackio
 
     run = trackio.init(
-        project=start.project,
-        name=kept or f"{start.name}-{secrets.token_hex(4)}",
+        project=logged.settings.project,
+        name=kept or f"{workdir.resolve().name}-{secrets.token_hex(4)}",
         resume="allow",
-        config=flat(start.config),
+        config=flat(logged.config),
         embed=False,
         auto_log_gpu=False,
         auto_log_cpu=False,
@@ -405,7 +396,7 @@ def _trackio(start: Start, kept: str) -> Opened:
     return str(run.name), write, run.finish
 
 
-def _mlflow(start: Start, kept: str) -> Opened:
+def _mlflow(workdir: Path, logged: Logged, kept: str) -> Opened:
     """In an experiment, at a server or in a database, as MLFLOW_TRACKING_URI says.
 
     Parameters cannot change there: those of the first start stay, and the artifact `config.json`
@@ -421,13 +412,13 @@ def _mlflow(start: Start, kept: str) -> Opened:
     if run:
         client.update_run(run, status="RUNNING")
     else:
-        experiment = mlflow.set_experiment(start.project).experiment_id  # new or there
-        run = client.create_run(experiment, run_name=start.name).info.run_id
-        fields = flat(start.config).items()
+        experiment = mlflow.set_experiment(logged.settings.project).experiment_id  # new or there
+        run = client.create_run(experiment, run_name=workdir.resolve().name).info.run_id
+        fields = flat(logged.config).items()
         params = [Param(known(name), str(value)[:6000]) for name, value in fields]
         for first in range(0, len(params), 100):  # as many as one request takes
             client.log_batch(run, params=params[first : first + 100])
-    client.log_dict(run, dict(start.config), "config.json")
+    client.log_dict(run, dict(logged.config), "config.json")
 
     def write(row: int, step: int, values: Values) -> None:
         now, metrics = int(time.time() * 1000), []

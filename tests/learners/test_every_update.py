@@ -305,7 +305,7 @@ def test_a_run_may_change_its_mesh(tmp_path: Path) -> None:
     checkpoints = Checkpoints(tmp_path)
     checkpoints.save_last(1, one.state, {})
     checkpoints.wait()
-    restored = Checkpoints(tmp_path).restore_last(other.state).state
+    restored = Checkpoints(tmp_path).restore_last(other.state)[0]
     for ours, where in zip(
         jax.tree.leaves(restored), jax.tree.leaves(other.program.learner.shardings)
     ):

@@ -159,7 +159,7 @@ def test_a_save_that_fails_or_is_killed_leaves_the_one_before(tmp_path: Path) ->
     (tmp_path / "checkpoints/last/2.orbax-checkpoint-tmp").mkdir(exist_ok=True)  # of a kill
     again = Checkpoints(tmp_path)
     assert again.last_step() == 1
-    assert_equal(again.restore_last(state(0)).state, state(1))
+    assert_equal(again.restore_last(state(0))[0], state(1))
     again.save_last(2, state(2), {})
     again.wait()
-    assert_equal(Checkpoints(tmp_path).restore_last(state(0)).state, state(2))
+    assert_equal(Checkpoints(tmp_path).restore_last(state(0))[0], state(2))

@@ -31,7 +31,7 @@ from qrag_jax.runtime.step_log import (
     StepProfile,
     Watch,
 )
-from qrag_jax.runtime.writers import MetricWriter, read_metrics
+from qrag_jax.runtime.writers import Logged, MetricWriter, read_metrics
 from tests.entry_points import SHARED, Commands, metric_lines, refusal, saved_state
 
 # ---------------------------------------------------------------------- not finite
@@ -80,7 +80,7 @@ def play(folder: Path, traced: int, done: int, until: int, fail_at: int = 0) -> 
     with contextlib.closing(StepProfile(folder, traced, done)) as profile:
         for step in range(done + 1, until + 1):
             profile.turn(step, running)
-            with profile.step(step):
+            with jax.profiler.StepTraceAnnotation("train", step_num=step):
                 running = square(np.ones((64, 64), np.float32))
                 if step == fail_at:
                     raise RuntimeError("broken")
@@ -208,9 +208,9 @@ def episodes(folder: Path) -> list[tuple[int, int]]:
 def test_a_killed_and_resumed_run_has_no_step_twice(tmp_path: Path) -> None:
     """Nor one of the run before, where it begins at the start."""
     path = tmp_path / "metrics.jsonl"
-    with closing(MetricWriter(tmp_path)) as before:
+    with closing(MetricWriter(tmp_path, -1, Logged())) as before:
         before.write(0, {"train/loss": 50.0})
-    with closing(MetricWriter(tmp_path)) as killed:
+    with closing(MetricWriter(tmp_path, -1, Logged())) as killed:
         for step in range(8):
             killed.write(step, {"train/loss": float(step), "train/mean_q": -math.inf})
             assert len(path.read_text().splitlines()) == step + 1  # nothing is buffered
@@ -220,7 +220,7 @@ def test_a_killed_and_resumed_run_has_no_step_twice(tmp_path: Path) -> None:
         with file.open("ab") as torn:
             torn.write(b'{"step": 8, "train/lo')
     # The checkpoint was of step 5, whose evaluation is repeated.
-    with closing(MetricWriter(tmp_path, resume_step=5)) as writer:
+    with closing(MetricWriter(tmp_path, 5, Logged())) as writer:
         assert episodes(tmp_path) == [(0, 1), (0, 2), (5, 1), (5, 2)]
         writer.write_episodes(5, "chunks", [{"n": 3}], "")
         for step in (6, 7, 8):

@@ -25,7 +25,7 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import writers
 from qrag_jax.runtime.saved_config import LogConfig
-from qrag_jax.runtime.writers import Line, Logged, MetricWriter, Opened, Sender, Start, read_metrics
+from qrag_jax.runtime.writers import Line, Logged, MetricWriter, Opened, Sender, read_metrics
 from tests.entry_points import ROOT
 
 
@@ -61,14 +61,14 @@ def test_lines_arrive_in_their_order_and_once_over_all_starts(
 ) -> None:
     lines, tracker, names = list[str](), Kept(), list[str]()
 
-    def begin(name: str, start: Start, kept: str) -> Opened:
+    def begin(name: str, workdir: Path, logged: Logged, kept: str) -> Opened:
         names.append(kept)
         if len(names) == 1:
             raise SystemExit("no route to host")
         return tracker.opened()
 
     def send(*sent: Line) -> None:
-        sender = Sender("files", Start(tmp_path, "p", "n", {}), lines.append)
+        sender = Sender("files", tmp_path, Logged(tell=lines.append))
         for line in sent:
             sender.put(line)
         sender.put(None)
@@ -96,8 +96,8 @@ def test_a_tracker_that_hangs_holds_nothing_up(
 ) -> None:
     lines, tracker = list[str](), Kept(hold=threading.Event())
     monkeypatch.setattr(writers, "MOST_WAITING", 5)
-    monkeypatch.setattr(writers, "begin", lambda name, start, kept: tracker.opened())
-    one = Sender("files", Start(tmp_path, "p", "n", {}), lines.append)
+    monkeypatch.setattr(writers, "begin", lambda *start: tracker.opened())
+    one = Sender("files", tmp_path, Logged(tell=lines.append))
     began = time.monotonic()
     for step in range(1, 21):
         one.put((step, {"loss": 1.0}))
@@ -114,10 +114,10 @@ def test_a_failing_tracker_does_not_end_a_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From the writer's side: all lines are written, and the trackers get what they take."""
-    tracker, starts, lines = Kept(fails_at=(2, 4), closes=False), list[Start](), list[str]()
+    tracker, starts, lines = Kept(fails_at=(2, 4), closes=False), list[Logged](), list[str]()
 
-    def begin(name: str, start: Start, kept: str) -> Opened:
-        starts.append(start)
+    def begin(name: str, workdir: Path, logged: Logged, kept: str) -> Opened:
+        starts.append(logged)
         return tracker.opened()
 
     monkeypatch.setattr(writers, "begin", begin)
@@ -138,7 +138,7 @@ def test_a_failing_tracker_does_not_end_a_training(
     assert not any(word in first for word in ("planted-key", "longer-key"))
     assert "wandb: 3 lines were not sent" in last  # the end failed, too
     cleaned = {"train": {"steps": 3}, "llm": {"url": "http://host"}}
-    assert starts == [Start(workdir, "p", "my-run", cleaned)]
+    assert [start.config for start in starts] == [cleaned]
     assert not (workdir / "tensorboard").exists()
 
 
