@@ -191,7 +191,6 @@ class ClientConfig(_Limits):
         check_variable(self.api_key_env, f"{self.prefix}api_key_env")
 
     def api_key(self) -> str:
-        """The key from the environment; "" if none is needed."""
         return read_key(self.api_key_env, f"{self.prefix}api_key_env")
 
 

@@ -41,8 +41,6 @@ _NO_CLOUD = {
 
 
 class Target(NamedTuple):
-    """A kind of device."""
-
     memory: int  # bytes of one device
     # Facts for XLA: of a GPU a text of its protocol buffer GpuTargetConfigProto, of a TPU the name
     # of its kind.
@@ -362,7 +360,6 @@ class Program(NamedTuple):
     loops: Callable[[], Loops] = dict  # the course of its loops over blocks, for its FLOPs
 
     def flops(self, devices: int = 1) -> dict[str, float]:
-        """See `product_flops`."""
         return product_flops(self.function.trace(*self.arguments).jaxpr, devices, self.loops())
 
 

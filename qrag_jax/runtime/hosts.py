@@ -184,7 +184,6 @@ def texts_of_each(text: str) -> list[str]:
 
 
 def _settings(text: str) -> dict[str, Any]:
-    """The settings of `jax.distributed.initialize`."""
     if text == "auto":
         return {}
     given = _GIVEN.fullmatch(text)

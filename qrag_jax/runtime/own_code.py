@@ -96,8 +96,6 @@ def _import_own() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class OwnCode:
-    """A user's function."""
-
     spec: str  # FILE:FUNCTION
     function: Callable[..., Any]
     digest: str  # of the file's content

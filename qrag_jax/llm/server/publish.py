@@ -63,22 +63,19 @@ class Publisher(contextlib.AbstractContextManager):
     `current` is what is served now; clients read it before each request.
     """
 
-    def __init__(
-        self, url: str, model: str, api_key: str = "", *, folder: Path | None = None, keep: int = 2
-    ) -> None:
-        """
+    def __init__(self, url: str, model: str, api_key: str, *, keep: int) -> None:
+        """Versions are written in memory, or in the temporary folder.
+
         Args:
             model: the name under which the server serves its original weights.
-            folder: versions are written below it; None: in memory, or in the temporary folder.
             keep: adapters that stay loaded, the newest ones. Where a batch is played by the weights
                 of K steps before, K + 2: one may still be asked for when the next one comes.
         """
         self.current = Published(model, "")
         self._endpoint, self._model, self._keep = Endpoint(url, api_key), model, keep
-        if folder is None and os.access(MEMORY, os.W_OK):
-            folder = MEMORY
         self._closing = contextlib.ExitStack()
-        self._folder = self._closing.enter_context(weights_folder(folder))
+        memory = MEMORY if os.access(MEMORY, os.W_OK) else None
+        self._folder = self._closing.enter_context(weights_folder(memory))
         self._count = 0
         # What is served now, for `republish`: weights, if any came, and then the adapters on them,
         # the oldest first.
@@ -163,8 +160,8 @@ class Publisher(contextlib.AbstractContextManager):
             if not isinstance(error, OSError) and not whole_files.disk_is_full(error):
                 raise
             raise InputError(
-                f"{self._folder}: {whole_files.reason(error)}; give the publisher a folder with "
-                "room for the weights."
+                f"the weights for vLLM cannot be written to {self._folder} "
+                f"({whole_files.reason(error)}); free space there."
             ) from error
         return target
 

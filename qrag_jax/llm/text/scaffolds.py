@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from qrag_jax.errors import InputError
+from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, describe, read_calls, write_call
 
@@ -257,8 +258,7 @@ class ChatRenderer:
         for mark in self._special:
             if mark in text:
                 text = text.replace(mark, f"{mark[0]} {mark[1:]}")
-        self._check(role, text)
-        return role, text
+        return role, well_formed(text)
 
     def _written(self, call: Mapping[str, Any]) -> str:
         inside = call.get("function") or call
@@ -270,23 +270,6 @@ class ChatRenderer:
         if not isinstance(given, dict):
             return f"{inside['name']}({arguments})"  # no call of ours: shown as it is
         return write_call(ToolCall(inside["name"], given), self._form)
-
-    def _check(self, role: str, text: str) -> None:
-        try:
-            ids = self._tokenizer(text, add_special_tokens=False).input_ids
-            back = self._tokenizer.decode(
-                ids, skip_special_tokens=False, clean_up_tokenization_spaces=False
-            )
-        except (UnicodeError, TypeError, ValueError):
-            back = None
-        if back == text:
-            return
-        bare = text.encode("utf-8", "replace").decode()
-        place = next((n for n, (a, b) in enumerate(zip(text, back or "")) if a != b), 0)
-        raise InputError(
-            f"the tokenizer cannot give back a text of the {role} ({bare[place : place + 40]!r}); "
-            "use a model whose tokenizer can, or mend the environment's text"
-        )
 
     def _scaffold(self, tools: Sequence[Mapping[str, Any]]) -> tuple[Scaffold, str]:
         """The scaffold for these tools; and what the system's message says of them."""

@@ -166,20 +166,17 @@ def _read_llama(said: str) -> Iterable[ToolCall | Malformed]:
     yield around if isinstance(found, ToolCall) and end < len(whole) else found
 
 
-class _DuplicateError(ValueError):
-    """A JSON object has one name twice."""
-
-
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
-        raise _DuplicateError(next(name for name in names if names.count(name) > 1))
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"{_shown(twice)} is there twice")
     return found
 
 
 def _no_number(text: str) -> None:
-    raise ValueError(f"JSON has no {text}.")
+    raise ValueError(f"{text} is no number")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_once, parse_constant=_no_number)
@@ -195,12 +192,9 @@ def _json_call(said: str, start: int, form: str) -> tuple[ToolCall | Malformed, 
         value, end = _DECODER.raw_decode(said, len(said) - len(said[start:].lstrip()))
         # Escapes may have made halves of surrogate pairs.
         value = json.loads(well_formed(json.dumps(value, ensure_ascii=False)))
-    except _DuplicateError as error:
-        return Malformed(f"The tool call gives {_shown(str(error))} twice."), start
-    except RecursionError:
-        return Malformed("The JSON object of the tool call is too deep."), start
-    except ValueError as error:
-        reason = getattr(error, "msg", "a number cannot be read")
+    except (ValueError, RecursionError) as error:
+        deep = isinstance(error, RecursionError)
+        reason = "it is too deep" if deep else getattr(error, "msg", str(error).partition(":")[0])
         return Malformed(f"The tool call is not JSON ({reason}); write {fields}."), start
     if not isinstance(value, dict) or value.keys() != {"name", _ARGUMENTS[form]}:
         return Malformed(f"The tool call is not of the form {fields}."), end

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from qrag_jax.llm.server import publish
 from qrag_jax.llm.server.publish import HEAD, WORDS, Published, Publisher, PublishError
 from tests.json_server import Call, listening
 
@@ -46,10 +47,14 @@ def recorder() -> Recorder:
 
 
 @pytest.fixture
-def publisher(recorder: Recorder, tmp_path: Path) -> Iterator[Publisher]:
+def publisher(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Publisher]:
     memory = tmp_path / "memory"
+    memory.mkdir()
+    monkeypatch.setattr(publish, "MEMORY", memory)
     with listening(recorder.answer) as url:
-        with Publisher(f"{url}/v1", "m", folder=memory, keep=3) as publisher:
+        with Publisher(f"{url}/v1", "m", "", keep=3) as publisher:
             yield publisher
         assert list(memory.iterdir()) == []
 

@@ -99,7 +99,7 @@ class Served:
             on_down=lambda: self.publisher.forget(),
             on_up=lambda: self.publisher.republish(),
         ).start()
-        self.publisher = Publisher(self.server.url, "tiny")
+        self.publisher = Publisher(self.server.url, "tiny", "", keep=2)
         self.endpoint = Endpoint(self.server.url)
 
     def chat(self, model: str = "", **changes: Any) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
     folders = [
         tiny_qwen3.save_adapter(pair, tmp_path / str(number)) for number, pair in enumerate(pairs)
     ]
-    with Publisher(served.server.url, "tiny", keep=4) as publisher:
+    with Publisher(served.server.url, "tiny", "", keep=4) as publisher:
         first = publisher.publish(copies(folders[0]), "load-0").model
         wanted = expected(tiny_qwen3.merged(base, pairs[0]))
         with asked_meanwhile(lambda: served.sampled(first)) as answers:
