@@ -53,7 +53,6 @@ _FINAL = ("request", "too_long", "filtered", "tool_call")  # causes that would c
 _HOW_READ = {UNREAD: "not readable", UNMARKED: 'without "Final answer:"'}
 
 _APPLICATION_ID = 0x51524147  # "QRAG", in the file's header
-_KEYS_PER_QUERY = 500  # SQLite's oldest limit is 999
 _BUSY_SECONDS = 3.0  # other processes usually release the file within this time
 # SQLite names what is damaged by bytes of the file, which may be no text.
 _ERRORS = (sqlite3.Error, OSError, UnicodeDecodeError)
@@ -61,10 +60,6 @@ _ERRORS = (sqlite3.Error, OSError, UnicodeDecodeError)
 
 def _warn(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
-
-
-class _Refused(Exception):
-    """There is no connection to the server; nothing was asked."""
 
 
 class Client(contextlib.AbstractContextManager):
@@ -89,7 +84,7 @@ class Client(contextlib.AbstractContextManager):
         if config.cache:
             self._cache = AnswerCache(Path(config.cache), self._log, f"{config.prefix}cache")
         self._counters = Counters()
-        self._in_flight: dict[bytes, asyncio.Future[Outcome | None]] = {}
+        self._in_flight: dict[str, asyncio.Future[Outcome | None]] = {}
         self._down: float | None = None  # since when there is no connection to the server
         self._logged = self._counted = -math.inf
         self._up = asyncio.Event()
@@ -202,7 +197,7 @@ class Client(contextlib.AbstractContextManager):
             )
         self._counters[kind] += 1
 
-    async def _ask_once(self, request: Request, key: bytes | None) -> Outcome:
+    async def _ask_once(self, request: Request, key: str | None) -> Outcome:
         """Waits for an identical request in flight, or else asks, and keeps the answer."""
         if key is None:
             return await self._call(request)
@@ -243,16 +238,15 @@ class Client(contextlib.AbstractContextManager):
         while True:
             began = clock()
             limit = min(config.attempt_timeout, config.deadline - seconds)
-            try:
-                outcome, asked_pause = await self._attempt(http, request, limit)
-            except _Refused:  # nothing was asked, so neither attempt nor time counts
-                refusals += 1
+            if (reply := await self._attempt(http, request, limit)) is None:
+                refusals += 1  # nothing was asked, so neither attempt nor time counts
                 if await self._wait(refusals):
                     continue
                 why = f"has not answered for {config.wait_limit:g} s ({config.prefix}wait_limit)"
                 failure = Failure("connection", f"the LLM server at {config.url} {why}")
                 return failure, seconds, attempts
             self._note_answer()
+            outcome, asked_pause = reply
             seconds, attempts = seconds + clock() - began, attempts + 1
             if isinstance(outcome, Answer):
                 return outcome, seconds, attempts
@@ -266,15 +260,18 @@ class Client(contextlib.AbstractContextManager):
             await asyncio.sleep(pause)
             seconds += pause
 
-    async def _attempt(self, http: Any, request: Request, limit: float) -> tuple[Outcome, float]:
+    async def _attempt(
+        self, http: Any, request: Request, limit: float
+    ) -> tuple[Outcome, float] | None:
         """Sends the request once: the outcome, and the seconds that the server asks to wait.
 
-        It never raises for an error of the server or the network, but for `_Refused`.
+        None: there is no connection to the server. It never raises for an error of the server or
+        the network.
         """
         import httpx2
 
         if not self._ready():
-            raise _Refused
+            return None
         config = self.config
         body = json.dumps(request.body(config.model), ensure_ascii=False)
         try:
@@ -283,7 +280,7 @@ class Client(contextlib.AbstractContextManager):
         except TimeoutError:
             return Failure("timeout", f"no reply within {limit:.3g} s"), 0.0
         except (httpx2.ConnectError, httpx2.ConnectTimeout):
-            raise _Refused from None
+            return None
         except httpx2.HTTPError as error:
             message = f"{type(error).__name__}: {error}"
             return Failure("connection", shorten(self._without_key(message))), 0.0
@@ -369,20 +366,17 @@ class AnswerCache:
                 f"{field}={path} cannot be opened ({error}); delete it, or give another file."
             ) from None
 
-    def get(self, keys: Sequence[bytes]) -> dict[bytes, Answer]:
+    def get(self, keys: Sequence[str]) -> dict[str, Answer]:
         """The answers that the cache has, by key."""
-        answers: dict[bytes, Answer] = {}
-        for start in range(0, len(keys), _KEYS_PER_QUERY):
-            part = keys[start : start + _KEYS_PER_QUERY]
-            marks = ",".join("?" * len(part))
-            query = f"SELECT key, answer FROM answers WHERE key IN ({marks})"  # noqa: S608
-            for key, text in self._run(query, part, len(part)):
-                fields = json.loads(text)
-                fields |= {name: tuple(fields[name]) for name in ("token_ids", "log_probs")}
-                answers[key] = Answer(**fields)
+        answers: dict[str, Answer] = {}
+        query = "SELECT key, answer FROM answers WHERE key IN (SELECT value FROM json_each(?))"
+        for key, text in self._run(query, [json.dumps(keys)], len(keys)):
+            fields = json.loads(text)
+            fields |= {name: tuple(fields[name]) for name in ("token_ids", "log_probs", "vectors")}
+            answers[key] = Answer(**fields)
         return answers
 
-    def put(self, key: bytes, answer: Answer) -> None:
+    def put(self, key: str, answer: Answer) -> None:
         row = key, json.dumps(dataclasses.asdict(answer))
         self._run("INSERT OR REPLACE INTO answers VALUES (?, ?)", row)
 
@@ -414,7 +408,7 @@ class AnswerCache:
                 f"{field}={self.path} is a database of something else; give another file."
             )
         self._file.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        self._file.execute("CREATE TABLE IF NOT EXISTS answers (key BLOB PRIMARY KEY, answer TEXT)")
+        self._file.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT)")
         self._file.execute("SELECT key, answer FROM answers LIMIT 1").fetchone()
         self._file.execute("COMMIT")
         # It is refused, without waiting, while another process uses a new file for the first time.

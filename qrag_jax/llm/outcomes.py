@@ -43,9 +43,10 @@ _TOO_LONG = re.compile(
 
 @dataclasses.dataclass(frozen=True)
 class Answer:
-    """An answer of the model; the last two fields are empty if the server did not give them."""
+    """An answer of the model; ids and log-probabilities are empty if the server gave none."""
 
-    # the text; blank only if the request asked for token ids. The scores of a `RerankRequest`
+    # the text; blank only if the request asked for token ids or vectors. The scores of a
+    # `RerankRequest`
     text: str
     # of the weights that sampled it; "" if unknown, if the weights changed meanwhile, or if the
     # request named another model than the client's
@@ -56,13 +57,7 @@ class Answer:
     # `[token]` ids; vLLM gives them with `extra={"return_token_ids": True}`
     token_ids: tuple[int, ...] = ()
     log_probs: tuple[float, ...] = ()  # `[token]` log-probabilities in nats
-
-
-@dataclasses.dataclass(frozen=True)
-class Embedded(Answer):
-    """The answer to an `EmbeddingRequest`: it has vectors and no text."""
-
-    vectors: tuple[tuple[float, ...], ...] = ()  # `[row][width]`
+    vectors: tuple[tuple[float, ...], ...] = ()  # `[row][width]` of an `EmbeddingRequest`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,13 +184,13 @@ def reads_by(read: Callable[[Answer], Any]) -> Callable[[Answer], str]:
     return lambda answer: UNREAD if isinstance(read(answer), Failure | None) else READ
 
 
-def request_key(request: Request, model: str, version: str) -> bytes:
+def request_key(request: Request, model: str, version: str) -> str:
     """SHA-256 of model, version, prompt and parameters; requests with the same key share an answer.
 
     `model` and `version` (of its weights) are the client's.
     """
     fields = [request.path, version, request.body(model)]
-    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).digest()
+    return hashlib.sha256(json.dumps(fields, sort_keys=True).encode()).hexdigest()
 
 
 # ---------------------------------------------------------------- replies
@@ -219,7 +214,7 @@ def _vectors(reply: Any, version: str, count: int) -> Outcome:
     one_each = [row["index"] for row in rows] == list(range(count))
     if not one_each or len({len(vector) for vector in vectors}) > 1:
         return Failure("malformed", f"the reply has not one vector for each of {count} rows")
-    return Embedded("", version, vectors=vectors, **_usage(reply))
+    return Answer("", version, vectors=vectors, **_usage(reply))
 
 
 def _scores(reply: Any, version: str, documents: int) -> Outcome:

@@ -25,9 +25,8 @@ from qrag_jax.runtime.whole_files import reason
 
 T = TypeVar("T")
 _FIX = "compare it with --help, or restore it from a backup"
-_COMMENT = re.compile(r"\s*# ?(.*)")
-# No default of a field holds a "#".
-_FIELD = re.compile(r"    (\w+): [^#]*(?:# (.*))?$")
+# Comments on the lines above, a field's name, and the comment behind it. No default holds a "#".
+_FIELD = re.compile(r"((?:^    #.*\n)*)^    (\w+): [^#\n]*(?:# (.*))?$", re.MULTILINE)
 
 
 def internal(default: Any = None, *, factory: Callable[[], Any] | None = None) -> Any:
@@ -134,26 +133,11 @@ def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
 def comments(settings: type) -> dict[str, str]:
     """The comment of each field, including the fields of base classes."""
     found: dict[str, str] = {}
-    for cls in reversed(settings.__mro__):
-        if dataclasses.is_dataclass(cls):
-            found |= _own_comments(cls)
-    return found
-
-
-def _own_comments(cls: type) -> dict[str, str]:
-    """Of lines `name: type = default  # comment` and of the lines `# comment` above them."""
-    found: dict[str, str] = {}
-    above: list[str] = []
-    for line in inspect.getsource(cls).splitlines():
-        field = _FIELD.match(line)
-        if text := _COMMENT.match(line):
-            above.append(text[1])
-            continue
-        if field and field[1] in cls.__annotations__:
-            behind = [field[2]] if field[2] else []
-            if above or behind:
-                found[field[1]] = " ".join([*above, *behind])
-        above = []
+    for cls in filter(dataclasses.is_dataclass, reversed(settings.__mro__)):
+        for above, name, behind in _FIELD.findall(inspect.getsource(cls)):
+            lines = [*re.findall(r"# ?(.*)", above), *([behind] if behind else [])]
+            if lines and name in cls.__annotations__:
+                found[name] = " ".join(lines)
     return found
 
 

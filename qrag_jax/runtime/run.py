@@ -171,7 +171,6 @@ class Run:
                     f"the data ({', '.join(other)}) are not those that {self.workdir} began with; "
                     "bring their files back, or give another --workdir."
                 )
-            self._keep_changes()
             progress = Progress(**extra)
             log(f"resumed {self.workdir} at step {self.step}")
             if self.checkpoints.best_step() == 0:
@@ -182,8 +181,7 @@ class Run:
                 "no checkpoint that says what data they held; give the run's own, or another "
                 "--workdir."
             )
-        else:
-            self._keep_changes()
+        self._keep_changes()
         self.progress, self.saved = progress, self.step
         self._began -= progress.seconds
         if provenance:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
@@ -47,7 +48,7 @@ def serve_stdio(worker: Worker, stop: StopSignal) -> None:
         where: dict[str, Any] | None = None,
     ) -> dict[str, list[dict[str, Any]]]:
         ask = Ask(question, count=topk, steps=steps, where=where)
-        await asyncio.wait([asyncio.wrap_future(worker.loaded)])
+        await asyncio.to_thread(concurrent.futures.wait, [worker.loaded])
         try:
             (future,) = worker.submit([ask])
             hits = await asyncio.wrap_future(future)

@@ -28,8 +28,8 @@ from qrag_jax.llm.outcomes import Answer
 cache = AnswerCache(Path(sys.argv[1]), print)
 sys.stdin.read()
 for index in range(40):
-    cache.put(b"same %d" % index, Answer(str(index)))
-    cache.put(b"%s %d" % (sys.argv[2].encode(), index), Answer(str(index)))
+    cache.put(f"same {index}", Answer(str(index)))
+    cache.put(f"{sys.argv[2]} {index}", Answer(str(index)))
 os.kill(os.getpid(), signal.SIGKILL)  # what was put is kept
 """
 
@@ -38,11 +38,11 @@ def test_answers_are_kept_whole(tmp_path: Path, said: list[str]) -> None:
     path = tmp_path / "new" / "answers.sqlite"
     answer = Answer("text ü", "3", "length", 5, 2, (7, 8), (-0.5, -math.inf))
     cache = AnswerCache(path, said.append)
-    keys = [bytes([index % 256, index // 256]) for index in range(1201)]  # of several queries
+    keys = [str(index) for index in range(1201)]
     for key in keys:
         cache.put(key, answer)
     cache.close()
-    assert AnswerCache(path, said.append).get([*keys, b"unknown"]) == dict.fromkeys(keys, answer)
+    assert AnswerCache(path, said.append).get([*keys, "unknown"]) == dict.fromkeys(keys, answer)
     assert said == []
 
 
@@ -102,7 +102,7 @@ def test_processes_share_a_file(tmp_path: Path) -> None:
     ]
     assert [process.communicate("", timeout=60)[0] for process in processes] == [""] * 3
     assert {process.returncode for process in processes} == {-signal.SIGKILL}
-    keys = [b"%s %d" % (n, i) for n in (b"same", b"a", b"b", b"c") for i in range(40)]
+    keys = [f"{n} {i}" for n in ("same", "a", "b", "c") for i in range(40)]
     assert len(AnswerCache(path, print).get(keys)) == 160
 
 
