@@ -165,23 +165,17 @@ class Client(contextlib.AbstractContextManager):
 
     async def _ask(self, requests: Sequence[Request]) -> list[Outcome]:
         model, version = self.config.model, self.config.version
-        keys = [request_key(r, model, version) if r.greedy else None for r in requests]
-        outcomes: dict[int, Outcome] = {}
-        if self._cache is not None and (wanted := list({key for key in keys if key is not None})):
+        keys = [request_key(r, model, version) if r.greedy else "" for r in requests]
+        known: dict[str, Answer] = {}
+        if self._cache is not None and (wanted := [*{*keys} - {""}]):
             # The cache may wait for the disk and for other processes.
             known = await asyncio.to_thread(self._cache.get, wanted)
             self._counters["cache_skipped"] = self._cache.skipped
-            for index, key in enumerate(keys):
-                cached = known.get(key) if key is not None else None
-                if cached is not None and how_read(requests[index], cached) != UNREAD:
-                    outcomes[index] = cached
-                    self._counters["cache_hits"] += 1
-        left = [index for index in range(len(requests)) if index not in outcomes]
-        asking = (self._ask_once(requests[index], keys[index]) for index in left)
-        outcomes |= dict(zip(left, await asyncio.gather(*asking), strict=True))
-        for index, request in enumerate(requests):
-            self._count_reading(request, outcomes[index])
-        return [outcomes[index] for index in range(len(requests))]
+        pairs = zip(requests, keys, strict=True)
+        outcomes = await asyncio.gather(*(self._ask_once(r, k, known.get(k)) for r, k in pairs))
+        for request, outcome in zip(requests, outcomes, strict=True):
+            self._count_reading(request, outcome)
+        return outcomes
 
     def _count_reading(self, request: Request, outcome: Outcome) -> None:
         """Counts how an answer was read; logs the first of each kind that was not read well."""
@@ -197,9 +191,15 @@ class Client(contextlib.AbstractContextManager):
             )
         self._counters[kind] += 1
 
-    async def _ask_once(self, request: Request, key: str | None) -> Outcome:
-        """Waits for an identical request in flight, or else asks, and keeps the answer."""
-        if key is None:
+    async def _ask_once(self, request: Request, key: str, cached: Answer | None) -> Outcome:
+        """The cached answer, that of an identical request in flight, or a new one, which is kept.
+
+        A request without a `key` is always asked.
+        """
+        if cached is not None and how_read(request, cached) != UNREAD:
+            self._counters["cache_hits"] += 1
+            return cached
+        if not key:
             return await self._call(request)
         while (joined := self._in_flight.get(key)) is not None:
             if (outcome := await asyncio.shield(joined)) is not None:
@@ -221,44 +221,40 @@ class Client(contextlib.AbstractContextManager):
 
     async def _call(self, request: Request) -> Outcome:
         """Tries until there is an answer, a final failure, or no attempts or time are left."""
+        config, clock = self.config, self._loop.time
+        seconds, attempts, refusals = 0.0, 0, 0  # of the deadline; those that count
         http = await self._slots.get()
         try:
-            outcome, seconds, attempts = await self._attempts(http, request)
+            while True:
+                began = clock()
+                limit = min(config.attempt_timeout, config.deadline - seconds)
+                if (reply := await self._attempt(http, request, limit)) is None:
+                    refusals += 1  # nothing was asked, so neither attempt nor time counts
+                    if await self._wait(refusals):
+                        continue
+                    why = f"has not answered for {config.wait_limit:g} s"
+                    why = f"the LLM server at {config.url} {why} ({config.prefix}wait_limit)"
+                    outcome: Outcome = Failure("connection", why)
+                    break
+                self._note_answer()
+                outcome, asked_pause = reply
+                seconds, attempts = seconds + clock() - began, attempts + 1
+                pause = max(self._pause(attempts), asked_pause)
+                if (
+                    isinstance(outcome, Answer)
+                    or outcome.cause in _FINAL
+                    or attempts >= config.attempts
+                    or seconds + pause >= config.deadline
+                ):
+                    break
+                await asyncio.sleep(pause)
+                seconds += pause
         finally:
             self._slots.put_nowait(http)
         if isinstance(outcome, Failure):
             outcome = dataclasses.replace(outcome, attempts=attempts)
         self._counters.called(outcome, seconds, attempts)
         return outcome
-
-    async def _attempts(self, http: Any, request: Request) -> tuple[Outcome, float, int]:
-        """The outcome, the seconds used of the deadline, and the attempts that count."""
-        config, clock = self.config, self._loop.time
-        seconds, attempts, refusals = 0.0, 0, 0
-        while True:
-            began = clock()
-            limit = min(config.attempt_timeout, config.deadline - seconds)
-            if (reply := await self._attempt(http, request, limit)) is None:
-                refusals += 1  # nothing was asked, so neither attempt nor time counts
-                if await self._wait(refusals):
-                    continue
-                why = f"has not answered for {config.wait_limit:g} s ({config.prefix}wait_limit)"
-                failure = Failure("connection", f"the LLM server at {config.url} {why}")
-                return failure, seconds, attempts
-            self._note_answer()
-            outcome, asked_pause = reply
-            seconds, attempts = seconds + clock() - began, attempts + 1
-            if isinstance(outcome, Answer):
-                return outcome, seconds, attempts
-            pause = max(self._pause(attempts), asked_pause)
-            if (
-                outcome.cause in _FINAL
-                or attempts >= config.attempts
-                or seconds + pause >= config.deadline
-            ):
-                return outcome, seconds, attempts
-            await asyncio.sleep(pause)
-            seconds += pause
 
     async def _attempt(
         self, http: Any, request: Request, limit: float

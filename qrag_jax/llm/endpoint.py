@@ -179,9 +179,7 @@ class Endpoint:
                     check_reply(reply.headers, len(content))
             text = content.decode("utf-8", "replace")
             return Reply(reply.status_code, without_key(text, self._key))
-        except TooLarge as error:
-            return Reply(0, str(error))
-        except httpx2.HTTPError as error:
+        except (TooLarge, httpx2.HTTPError) as error:
             return Reply(0, without_key(f"{type(error).__name__}: {error}", self._key))
         except (ValueError, httpx2.InvalidURL):  # it may show the key
             return Reply(0, "the request cannot be sent: its address or the API key is malformed")

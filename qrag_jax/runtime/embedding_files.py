@@ -11,10 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from qrag_jax.runtime.whole_files import write_whole, writing
+from qrag_jax.runtime.whole_files import replacing, writing
 
-_SUFFIX = ".rows"
-_DIGEST_BYTES = 16  # of a text
 _WHAT = "folder for embeddings"
 
 
@@ -29,29 +27,27 @@ def encoder_key(params: Any, settings: Mapping[str, Any]) -> str:
 
 
 class EmbeddingFiles:
-    """Of one `encoder_key` and width D, one file for each group: digests of texts, embeddings.
+    """Of one `encoder_key`, one file for each group: digests of texts, and their embeddings.
 
-    Writes are atomic, and a file's name is a digest of its content, so several processes may add
+    Writes are atomic, and a file's name is a digest of its texts, so several processes may add
     files at the same time.
     """
 
-    def __init__(self, folder: Path, width: int) -> None:
-        self._folder, self._width = folder, width
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
         with writing(folder, _WHAT):
             folder.mkdir(parents=True, exist_ok=True)
 
     def load(self) -> Iterator[tuple[list[bytes], np.ndarray]]:
         """Yields digests of texts and their embeddings `[n, D]` per file."""
-        size = _DIGEST_BYTES
-        for path in sorted(self._folder.glob("*" + _SUFFIX)):
-            data = path.read_bytes()
-            count = len(data) // (size + 4 * self._width)
-            digests = [data[i * size : (i + 1) * size] for i in range(count)]
-            yield digests, np.frombuffer(data, np.float32, offset=count * size).reshape(count, -1)
+        for path in sorted(self._folder.glob("*.npz")):
+            with np.load(path) as kept:
+                yield [row.tobytes() for row in kept["digests"]], kept["embeddings"]
 
     def add(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
         """Keeps the embeddings `[n, D]` of the texts with these digests."""
-        data = b"".join(digests) + np.ascontiguousarray(embeddings, np.float32).tobytes()
-        with writing(self._folder, _WHAT):
-            name = hashlib.blake2b(data, digest_size=16).hexdigest() + _SUFFIX
-            write_whole(self._folder / name, data)
+        joined = b"".join(digests)
+        rows = np.frombuffer(joined, np.uint8).reshape(len(digests), -1)
+        path = self._folder / f"{hashlib.blake2b(joined, digest_size=16).hexdigest()}.npz"
+        with writing(self._folder, _WHAT), replacing(path) as file:
+            np.savez(file, digests=rows, embeddings=np.asarray(embeddings, np.float32))

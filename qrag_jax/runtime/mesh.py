@@ -54,17 +54,13 @@ def make_mesh(
     (see `shardings_of`).
     """
     placed = np.array(jax.devices() if devices is None else devices)
-    sizes = list(shape)
-    well_formed = len(shape) == len(AXES) and all(size == -1 or size >= 1 for size in shape)
-    if well_formed and sizes.count(-1) == 1:
-        known = int(np.prod([size for size in shape if size != -1]))
-        sizes[sizes.index(-1)] = placed.size // known
-    if not well_formed or -1 in sizes or int(np.prod(sizes)) != placed.size:
+    try:
+        return Mesh(placed.reshape(shape), AXES)
+    except ValueError:
         raise InputError(
             f"config.runtime.mesh is {tuple(shape)} (axes {', '.join(AXES)}), which does not cover "
             f"the {placed.size} devices; let the sizes multiply to it, with -1 for the rest."
-        )
-    return Mesh(placed.reshape(sizes), AXES)
+        ) from None
 
 
 def host_mesh(shape: tuple[int, int, int] = (-1, 1, 1)) -> Mesh:

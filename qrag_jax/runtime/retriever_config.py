@@ -22,7 +22,7 @@ from typing import Annotated
 
 from qrag_jax.errors import Count, Filled, InputError, Natural, Positive, Rule, Share, least, one_of
 from qrag_jax.runtime import bounded_json
-from qrag_jax.runtime.whole_files import reason, sha256, write_whole
+from qrag_jax.runtime.whole_files import reading, sha256, write_whole
 
 NAME = "retriever.json"
 TITLE_SEPARATOR = " "  # between a title and a text, unless a run's data have another one
@@ -155,19 +155,12 @@ class RetrieverConfig:
     @classmethod
     def read(cls, folder: Path) -> RetrieverConfig:
         path = folder / NAME
-        try:
+        with reading(path, f"{EXPORT}, or give a folder that qrag_jax.export wrote"):
             fields = bounded_json.load(path, finite=False, most=MAX_BYTES)  # the next names fields
             config = bounded_json.typed(cls, fields)
             for name in ("state", "chunk"):  # a run has none, an exported folder does
                 _check(getattr(config, name).weights, f"{name}.weights names no file of weights")
             return config
-        except OSError as error:
-            raise InputError(
-                f"{path}: cannot be read ({reason(error)}); give a folder that qrag_jax.export "
-                "wrote."
-            ) from None
-        except ValueError as error:
-            raise InputError(f"{path}: {error}; {EXPORT}.") from None
 
     def write(self, folder: Path) -> None:
         """Writes the file into a folder, or raises `OSError`."""
@@ -179,12 +172,8 @@ class RetrieverConfig:
         for tower in (self.state, self.chunk):
             for name, digest in tower.weights.items():
                 path = folder / tower.folder / name
-                try:
+                with reading(path, EXPORT):
                     found = sha256(path)
-                except OSError as error:
-                    raise InputError(
-                        f"{path}: cannot be read ({reason(error)}), but {NAME} names it; {EXPORT}."
-                    ) from None
                 if found != digest:
                     raise InputError(
                         f"{path}: is not the file that {NAME} was written for (its SHA-256 is "

@@ -57,16 +57,10 @@ def refuse_lost_config(workdir: Path) -> None:
 
 def read_fields(path: Path) -> dict[str, Any]:
     """The fields that `save_config` wrote; lists become tuples again."""
-    try:
+    refuse_lost_config(path.parent)
+    fix = "give the --workdir of a run that was trained, or restore the file from a backup"
+    with whole_files.reading(path, fix):
         return _tuples(json.loads(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        refuse_lost_config(path.parent)
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}); --workdir must be the folder of a run that "
-            "was trained."
-        ) from None
-    except ValueError as error:
-        raise InputError(f"{path} is not JSON ({error}); restore it from a backup.") from None
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -156,6 +156,17 @@ def reason(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
+def reading(path: Path, fix: str) -> Iterator[None]:
+    """Turns errors of a block that reads a file into one sentence; `fix` says what to do."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} cannot be read ({reason(error)}); {fix}.") from None
+
+
+@contextlib.contextmanager
 def writing(place: Path | str, flag: str) -> Iterator[None]:
     """Turns write errors of the block into one sentence; `flag` is what names another place."""
     try:
@@ -368,11 +379,9 @@ def model_digest(folder: Path, log: Log) -> str:
     if (size := sum(path.stat().st_size for path in files)) >= 2**30:
         log(f"reading {folder} ({size / 1e9:.1f} GB), to know its weights from others.")
     digest = hashlib.sha256()
-    try:
+    with reading(folder, "see that you may read all files in it"):
         for path, its in zip(files, _sha256_of_each(files), strict=True):
             digest.update(f"{path.relative_to(folder)} {its}\n".encode("utf-8", "surrogateescape"))
-    except OSError as error:
-        raise InputError(f"{error.filename} cannot be read ({error.strerror}).") from None
     return digest.hexdigest()[:16] if folder.is_dir() else ""
 
 

@@ -97,10 +97,7 @@ def _sentence(errors: Sequence[Mapping[str, Any]]) -> str:
         return "the body is not said to be JSON; send the header Content-Type: application/json."
     place = first["loc"][1:3] if first["type"] != "json_invalid" else ()
     name = re.sub(r"\.(\d+)", r"[\1]", ".".join(map(str, place))) or "the body"
-    said = first["msg"]
-    # Not of an abbreviation: "JSON decode error".
-    said = said if said[:2].isupper() else said[:1].lower() + said[1:]
-    return f"{name}: {said}."
+    return f"{name}: {first['msg']}."
 
 
 def make_app(worker: Worker, topk: int = USUAL_COUNT, *, only_here: bool) -> FastAPI:

@@ -231,7 +231,7 @@ def beam_search(
             "precision": list(map(str, encoder.module.precision)),
         }
         folder = embeddings / encoder_key(encoder.tower(params, CHUNK), made_by)
-        store = EmbeddingFiles(folder, encoder.width)
+        store = EmbeddingFiles(folder)
     form = RowForm(
         encoder.state_opening,
         encoder.chunk_opening,

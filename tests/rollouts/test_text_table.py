@@ -61,16 +61,16 @@ def test_rows_are_the_towers_embeddings_and_stay_where_they_are() -> None:
 
 def test_embeddings_that_two_processes_have_kept_are_read(tmp_path: Path) -> None:
     wanted = texts(40)
-    both = [table(EmbeddingFiles(tmp_path, 16)) for _ in range(2)]
+    both = [table(EmbeddingFiles(tmp_path)) for _ in range(2)]
     for each, part in zip(both, (wanted[:30], wanted[20:]), strict=True):
         each.rows_of(part)
     values = embeddings(both[0], wanted)
-    second = table(EmbeddingFiles(tmp_path, 16))
+    second = table(EmbeddingFiles(tmp_path))
     np.testing.assert_allclose(embeddings(second, wanted), values, atol=1e-6)
     assert second.embedded == 0
     embeddings(second, [*wanted, "one more"])
     assert second.embedded == 1
-    again = table(EmbeddingFiles(tmp_path, 16))
+    again = table(EmbeddingFiles(tmp_path))
     assert again.rows_of([*wanted, "one more"]).shape == (41,)
     assert again.embedded == 0
 

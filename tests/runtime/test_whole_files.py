@@ -186,15 +186,13 @@ def test_weights_of_a_killed_process_are_deleted_and_no_others(tmp_path: Path) -
 
 # ---------------------------------------------------------------------- vectors that are kept
 
-WIDTH = 4
-
 
 def test_kept_vectors_are_read_where_the_folder_cannot_be_written(tmp_path: Path) -> None:
     rng, kept = np.random.default_rng(0), dict[bytes, list[float]]()
-    files = EmbeddingFiles(tmp_path, WIDTH)
+    files = EmbeddingFiles(tmp_path)
     for count in (5, 7):
         digests = [rng.bytes(16) for _ in range(count)]
-        rows = rng.standard_normal((count, WIDTH)).astype(np.float32)
+        rows = rng.standard_normal((count, 4)).astype(np.float32)
         files.add(digests, rows)
         kept |= dict(zip(digests, rows.tolist(), strict=True))
     with read_only(tmp_path):
@@ -204,7 +202,7 @@ def test_kept_vectors_are_read_where_the_folder_cannot_be_written(tmp_path: Path
             files.add(digests, rows)
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=str(tmp_path / "file")):
-        EmbeddingFiles(tmp_path / "file" / "key", WIDTH)
+        EmbeddingFiles(tmp_path / "file" / "key")
 
 
 def test_encoder_key_differs_between_encoders() -> None:

@@ -101,15 +101,10 @@ class Prompt:
 def load(name: str) -> Prompt:
     """Loads the package's prompt `name`, or the file `name` if `name` ends in `.txt`."""
     path = Path(name) if name.endswith(".txt") else FOLDER / f"{name}.txt"
-    try:
-        with path.open("rb") as file:
-            text = whole_files.bounded_content(file, path).decode()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror
-        own = ", ".join(sorted(file.stem for file in FOLDER.glob("*.txt")))
-        raise InputError(
-            f"the prompt {path} cannot be read ({reason}); give one of {own}, or a .txt file"
-        ) from None
+    own = ", ".join(sorted(file.stem for file in FOLDER.glob("*.txt")))
+    fix = f"give one of the prompts {own}, or a .txt file"
+    with whole_files.reading(path, fix), path.open("rb") as file:
+        text = whole_files.bounded_content(file, path).decode()
     before, *parts = _ROLE.split(text)
     messages = tuple(
         (role, content.strip()) for role, content in zip(parts[::2], parts[1::2], strict=True)

@@ -144,10 +144,10 @@ def scaffold_of(
 def _check_results(template: ChatTemplate) -> None:
     """Refuses a template that cannot show a turn of the model and two results of tools after it."""
     following = template.following((("tool", _RESULT), ("tool", _OTHER_RESULT)))
-    if not following:
-        raise InputError(f"{template.name} drops or changes the model's turns; give another")
     if _RESULT not in following or _OTHER_RESULT not in following:
-        raise InputError(f"{template.name} drops messages of the role tool; give another")
+        raise InputError(
+            f"{template.name} drops messages of the role tool, or the model's turns; give another"
+        )
     end = template.ids(following)[0]
     written = template.tokenizer.decode([end])
     known = template.tokenizer.added_tokens_decoder.get(int(end))
