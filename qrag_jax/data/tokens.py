@@ -17,7 +17,7 @@ from tokenizers import normalizers
 from qrag_jax.data.sample import Sample, placed
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
-from qrag_jax.runtime.whole_files import reason, whole_folder
+from qrag_jax.runtime.whole_files import whole_folder, writing
 
 if TYPE_CHECKING:
     from qrag_jax.data.long_docs import Layout
@@ -217,12 +217,8 @@ def _stored(
         digest.update(json.dumps([sample.question, sample.chunks, sample.support]).encode())
     folder = cache / "tokens" / digest.hexdigest()[:32]
     if not folder.exists():
-        try:
+        with writing(cache, "config.data.cache"):
             _write(folder, *_encode(samples, tokenizer, *limits))
-        except OSError as error:
-            raise InputError(
-                f"{cache} is not written ({reason(error)}); free space, or set config.data.cache."
-            ) from None
     return open_store(folder)
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from qrag_jax.errors import InputError
 from qrag_jax.integrations import RemoteRetriever, Searches, imported, metadata_of
 from qrag_jax.runtime import bounded_json
+from qrag_jax.runtime.whole_files import reading
 from qrag_jax.systems.retriever import Deployment, Retriever
 
 with imported("haystack"):
@@ -43,13 +44,8 @@ class QRagRetriever:
             return
         remote = "url" in fields and "folder" not in fields
         kind: type[RemoteRetriever | Deployment] = RemoteRetriever if remote else Deployment
-        try:
+        with reading("the component's field retriever", "give url, or folder and index"):
             found = bounded_json.typed(kind, dict(fields))
-        except ValueError as error:
-            raise InputError(
-                f"the component's field retriever cannot be read ({error}); give url, or folder "
-                "and index."
-            ) from None
         self.retriever = found.open() if isinstance(found, Deployment) else found
 
     def to_dict(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from jax.experimental import topologies
 from jax.sharding import Mesh
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.whole_files import reading
 
 # ---------------------------------------------------------------------- described devices
 
@@ -101,13 +102,11 @@ def described_devices(name: str) -> tuple[Target, list[jax.Device]]:
         for variable, value in _NO_CLOUD.items():
             os.environ.setdefault(variable, value)
     extra = "tpu" if target.platform == TPU else "cuda12"
-    try:
+    fix = f"run pip install 'qrag_jax[{extra}]', for this jax's version"
+    with reading(
+        f"the description of {name}", fix, (RuntimeError, NotImplementedError, ImportError)
+    ):
         found = topologies.get_topology_desc(platform=target.platform, **topology)
-    except (RuntimeError, NotImplementedError, ImportError) as error:
-        raise InputError(
-            f"to compile for {name} the packages of jax[{extra}] are needed, of this jax's version "
-            f"({' '.join(str(error).split())[:200]}); run pip install 'qrag_jax[{extra}]'."
-        ) from None
     return target, list(found.devices)
 
 

@@ -6,7 +6,6 @@ behind it or on the lines above it.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -21,7 +20,7 @@ from ml_collections.config_dict import FieldReference, placeholder
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.bounded_json import INTERNAL, SECTION, BadJSONError, typed
-from qrag_jax.runtime.whole_files import reason
+from qrag_jax.runtime.whole_files import reading
 
 T = TypeVar("T")
 _FIX = "compare it with --help, or restore it from a backup"
@@ -37,17 +36,10 @@ def internal(default: Any = None, *, factory: Callable[[], Any] | None = None) -
     return dataclasses.field(default=default, metadata=metadata)
 
 
-@contextlib.contextmanager
-def refusing_types(what: object, fix: str = _FIX) -> Iterator[None]:
+def refusing_types(what: object, fix: str = _FIX) -> Any:
     """A block, or a decorated function, that reads a config, whose values may be of any type."""
-    try:
-        yield
-    except InputError:
-        raise
-    except (TypeError, AttributeError, LookupError, ValueError, ArithmeticError) as error:
-        raise InputError(
-            f"{what} lacks a field or has a value of the wrong type ({reason(error)}); {fix}."
-        ) from error
+    wrong = (TypeError, AttributeError, LookupError, ValueError, ArithmeticError)
+    return reading(what, fix, wrong)
 
 
 def fields_of(settings: type) -> list[dataclasses.Field]:

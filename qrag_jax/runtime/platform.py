@@ -22,8 +22,7 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import Mesh
 
-from qrag_jax.errors import InputError
-from qrag_jax.runtime.whole_files import default_cache, reason
+from qrag_jax.runtime.whole_files import default_cache, writing
 
 CPU, GPU, TPU = "cpu", "gpu", "tpu"
 _AMPERE = (8, 0)  # the first capability with bfloat16 and fused attention
@@ -182,7 +181,7 @@ def enable_persistent_cache() -> Path:
     own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
     folder = Path(own) if own else default_cache() / f"programs-{os.getuid()}"
     if not own:
-        try:
+        with writing(folder, "QRAG_CACHE or JAX_COMPILATION_CACHE_DIR"):
             folder.mkdir(parents=True, exist_ok=True)
             if folder.stat().st_uid != os.getuid():
                 raise PermissionError(errno.EPERM, "it is another user's")
@@ -195,11 +194,6 @@ def enable_persistent_cache() -> Path:
                 features += next(has, "")
             folder /= hashlib.sha256(features.encode()).hexdigest()[:12]
             folder.mkdir(exist_ok=True)
-        except OSError as error:
-            raise InputError(
-                f"compiled programs cannot be kept in {folder} ({reason(error)}); set "
-                "QRAG_CACHE or JAX_COMPILATION_CACHE_DIR to a folder of your own."
-            ) from error
     settings = {
         "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": 0.5,

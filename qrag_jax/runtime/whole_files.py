@@ -156,14 +156,16 @@ def reason(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def reading(path: Path, fix: str) -> Iterator[None]:
+def reading(
+    what: object, fix: str, errors: tuple[type[Exception], ...] = (OSError, ValueError)
+) -> Iterator[None]:
     """Turns errors of a block that reads a file into one sentence; `fix` says what to do."""
     try:
         yield
     except InputError:
         raise
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} cannot be read ({reason(error)}); {fix}.") from None
+    except errors as error:
+        raise InputError(f"{what} cannot be read ({reason(error)}); {fix}.") from None
 
 
 @contextlib.contextmanager

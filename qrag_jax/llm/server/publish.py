@@ -26,10 +26,8 @@ import ml_dtypes  # noqa: F401  (gives numpy the bfloat16 that weights may be in
 import numpy as np
 from safetensors.numpy import save_file
 
-from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import Endpoint, Reply
-from qrag_jax.runtime import whole_files
-from qrag_jax.runtime.whole_files import MEMORY, weights_folder
+from qrag_jax.runtime.whole_files import MEMORY, weights_folder, writing
 
 # If a model's head is tied to its word embeddings, vLLM's reload on CPU does not renew the head,
 # which it keeps packed. There is no error, and old and new weights are mixed. So the head is also
@@ -146,23 +144,18 @@ class Publisher(contextlib.AbstractContextManager):
         self._count += 1
         target = self._folder / str(self._count)
         try:
-            target.mkdir()
-            if callable(source):
-                source(target)
-            else:
-                tensors = {n: np.ascontiguousarray(array) for n, array in source.items()}
-                if HEAD not in tensors and WORDS in tensors:
-                    tensors[HEAD] = tensors[WORDS].copy()
-                save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
-        except BaseException as error:
+            with writing(self._folder, "TMPDIR"):
+                target.mkdir()
+                if callable(source):
+                    source(target)
+                else:
+                    tensors = {n: np.ascontiguousarray(array) for n, array in source.items()}
+                    if HEAD not in tensors and WORDS in tensors:
+                        tensors[HEAD] = tensors[WORDS].copy()
+                    save_file(tensors, target / "model.safetensors", metadata={"format": "pt"})
+        except BaseException:
             shutil.rmtree(target, ignore_errors=True)
-            # safetensors reports a full disk by an error of its own.
-            if not isinstance(error, OSError) and not whole_files.disk_is_full(error):
-                raise
-            raise InputError(
-                f"the weights for vLLM cannot be written to {self._folder} "
-                f"({whole_files.reason(error)}); free space there."
-            ) from error
+            raise
         return target
 
     # ---------------------------------------------------------------- the server

@@ -29,7 +29,7 @@ from qrag_jax.llm.endpoint import UNIX, Endpoint, read_key
 from qrag_jax.llm.server import watchdog
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.runtime.interrupt import StopSignal, wait_for
-from qrag_jax.runtime.whole_files import model_digest, weights_folder
+from qrag_jax.runtime.whole_files import model_digest, weights_folder, writing
 
 if TYPE_CHECKING:  # it takes a while to import, and runs without a model do not need it
     from qrag_jax.llm.client import Client
@@ -104,7 +104,7 @@ class Server:
     def _launch(self) -> None:
         self._socket.unlink(missing_ok=True)  # that of the process before: vLLM takes none
         guard = [sys.executable, "-I", watchdog.__file__, str(self.config.stop_grace)]
-        try:
+        with writing(self._written.path, "config.llm.server.log"):
             self._written.path.parent.mkdir(parents=True, exist_ok=True)
             with self._written.path.open("ab") as log:
                 log.write(f"==== {time.strftime('%Y-%m-%d %H:%M:%S')} start\n".encode())
@@ -118,10 +118,6 @@ class Server:
                     env=self.config.environment(),
                     start_new_session=True,
                 )
-        except OSError as error:
-            raise InputError(
-                f"config.llm.server.log: {self._written.path}: {error.strerror}."
-            ) from error
         self._await_ready(self._process)
 
     def _await_ready(self, process: subprocess.Popen[bytes]) -> None:

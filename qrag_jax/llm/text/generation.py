@@ -19,6 +19,7 @@ from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import ChatTemplate
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.pretrained_files import auto_tokenizer
+from qrag_jax.runtime.whole_files import reading
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,13 +93,7 @@ def token_counter(tokenizer: str, enable_thinking: bool | None = None) -> Callab
 
 def chat_template(tokenizer: str, enable_thinking: bool | None = None) -> ChatTemplate:
     """That of the folder (or hub name) of the model that is served."""
-    try:
+    with reading(f"the tokenizer {tokenizer}", "give the folder of the model that is served"):
         loaded = auto_tokenizer().from_pretrained(tokenizer, trust_remote_code=False)
-    except (OSError, ValueError) as error:
-        reason = str(error).split("\n")[0]
-        raise InputError(
-            f"the tokenizer {tokenizer} cannot be loaded ({reason}); give the folder of the model "
-            "that is served"
-        ) from None
     options = {} if enable_thinking is None else {"enable_thinking": enable_thinking}
     return ChatTemplate(loaded, options)

@@ -23,6 +23,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, describe, read_calls, write_call
+from qrag_jax.runtime.whole_files import reading
 
 # Stand-ins in the conversations that a template is tried with: no template has such words.
 _ASKED, _THOUGHT, _OTHER_THOUGHT = "Ask5f1c", "Idea5f1c", "Guess5f1c"
@@ -49,17 +50,12 @@ class ChatTemplate:
         from jinja2 import TemplateError  # transformers needs it for templates alone
 
         turns = [{"role": role, "content": content} for role, content in messages]
-        try:
+        roles = ", ".join(role for role, _ in messages)
+        fix = f"use a model whose template takes the roles {roles}"
+        with reading(f"a chat by {self.name}", fix, (TemplateError, TypeError)):
             return self.tokenizer.apply_chat_template(
                 turns, tokenize=False, add_generation_prompt=True, **self.options
             )
-        except (TemplateError, TypeError) as error:
-            roles = ", ".join(role for role, _ in messages)
-            reason = " ".join(str(error).split())
-            raise InputError(
-                f"{self.name} refuses messages of the roles {roles} ({reason}); use a model whose "
-                "template takes them"
-            ) from None
 
     def following(self, messages: Messages) -> str:
         """The text from the end of a turn of the model on, with the messages that follow it."""
