@@ -40,6 +40,7 @@ from qrag_jax.llm.outcomes import (
     retry_after,
     shorten,
 )
+from qrag_jax.runtime.whole_files import reading
 
 _CONNECT_SECONDS = 5.0
 _CLOSE_SECONDS = 10.0
@@ -349,7 +350,7 @@ class AnswerCache:
         """`field` names the setting that gives the file, for messages."""
         self.path, self.skipped = path, 0
         self._log, self._lock, self._closed = log, threading.Lock(), False
-        try:
+        with reading(f"{field}={path}", "delete it, or give another file", _ERRORS):
             path.parent.mkdir(parents=True, exist_ok=True)
             # One thread makes it and another uses it; `_lock` lets only one in at a time. Each
             # statement is a transaction.
@@ -357,10 +358,6 @@ class AnswerCache:
                 path, timeout=_BUSY_SECONDS, check_same_thread=False, isolation_level=None
             )
             self._prepare(field)
-        except _ERRORS as error:
-            raise InputError(
-                f"{field}={path} cannot be opened ({error}); delete it, or give another file."
-            ) from None
 
     def get(self, keys: Sequence[str]) -> dict[str, Answer]:
         """The answers that the cache has, by key."""

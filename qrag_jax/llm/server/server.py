@@ -326,13 +326,13 @@ def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]
     """
     pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
     starting: concurrent.futures.Future[Any] = pool.submit(server.start)
-    if isinstance(server, Existing):
-        starting.result()  # it is only checked; so an error is raised at once
 
     def wait(stop: StopSignal) -> None:
         wait_for(starting, stop.check)
 
     try:
+        if isinstance(server, Existing):
+            starting.result()  # it is only checked; so an error is raised at once
         yield wait
     finally:
         starting.cancel()
