@@ -21,7 +21,7 @@ from ml_collections import config_flags
 
 from qrag_jax import systems
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.runtime import commandline, hosts, whole_files
+from qrag_jax.runtime import buckets, commandline, hosts, whole_files
 from qrag_jax.runtime.aot import described_devices, program_lines
 from qrag_jax.runtime.checkpoints import SaveError
 from qrag_jax.runtime.commandline import end_process
@@ -186,7 +186,7 @@ def _done(run: Run, source: str) -> int:
             f"the best checkpoint is that of step 0, the untrained weights ({none}); "
             "--checkpoint=last names the trained ones"
         )
-    command = ["python", "-m", "qrag_jax.evaluate", f"--workdir={run.workdir}"]
+    command = ["python", "-m", "qrag_jax.evaluate", f"--workdir={buckets.shown(run.workdir)}"]
     score = shlex.join([*command, f"--system={source}"] if source else command)
     log(f"done: {run.workdir / 'learning_curve.png'}; score it with\n  {score}")
     return 0

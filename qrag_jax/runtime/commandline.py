@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TextIO
 from absl import app, flags, logging
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import own_code
+from qrag_jax.runtime import buckets, own_code
 
 BAD_INPUT = 2
 HELP = {"--help", "-h", "-help"}
@@ -64,8 +64,11 @@ def run(
         return rest
 
     with lasting_output():
-        argv = own_code.resolved(sys.argv)
-        app.run(lambda _: _main_or_sentence(main), argv=argv, flags_parser=parse)
+        try:
+            with buckets.staged(own_code.resolved(sys.argv)) as argv:
+                app.run(lambda _: _main_or_sentence(main), argv=argv, flags_parser=parse)
+        except InputError as error:  # of the bucket
+            _leave(str(error))
 
 
 def _check_numbers() -> None:

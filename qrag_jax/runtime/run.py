@@ -18,7 +18,7 @@ from ml_collections import ConfigDict
 from tqdm import tqdm
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import hosts, whole_files
+from qrag_jax.runtime import buckets, hosts, whole_files
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.platform import CompilationCounter, enable_persistent_cache
 from qrag_jax.runtime.saved_config import (
@@ -78,6 +78,7 @@ class Run:
         with whole_files.writing(workdir, "--workdir"):
             workdir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
+            stack.enter_context(buckets.held(workdir))
 
             def take() -> None:  # the first host holds the lock, and the others wait for it
                 stack.enter_context(whole_files.run_lock(workdir))

@@ -39,8 +39,8 @@ LOCK = ".lock"  # in a folder that one process writes at a time
 DIGESTS = "digests.json"  # of the files of a saved step
 # Orbax writes these files into a step's folder when it moves the step to its place, that is after
 # the digests.
-_STEP_METADATA = "_CHECKPOINT_METADATA"
-_LATER = (_STEP_METADATA, "commit_success.txt", DIGESTS)
+STEP_METADATA = "_CHECKPOINT_METADATA"
+_LATER = (STEP_METADATA, "commit_success.txt", DIGESTS)
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 # Errors for a path that is not writable or is not a folder.
@@ -407,7 +407,7 @@ def write_digests(folder: Path) -> None:
 
 def damage(folder: Path) -> str:
     """Says what is wrong with the files of a step; "" if nothing is."""
-    name = _STEP_METADATA
+    name = STEP_METADATA
     try:
         json.loads((folder / name).read_bytes())
         name = DIGESTS

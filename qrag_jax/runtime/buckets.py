@@ -1,0 +1,328 @@
+"""A run's folder in an object store: `--workdir=gs://bucket/run`, or s3://, az://, any of fsspec.
+
+A run needs a disk: its logs grow by appended lines, and locks and renames are the file system's.
+So a command works in a folder of the user's cache, which is made equal to the bucket's before it
+starts. What changes is sent while it runs and when it ends. A checkpoint's last file is sent last,
+and a step without it is not fetched, so that a kill in the middle of sending leaves a run that
+resumes. `RECORD` says what both sides had when they were equal: if the bucket has not changed
+since, the folder is ahead of it and stays.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from qrag_jax.errors import InputError
+from qrag_jax.runtime.whole_files import (
+    PARTIAL,
+    STEP_METADATA,
+    UNFINISHED_STEP,
+    default_cache,
+    reason,
+    write_json,
+)
+
+RECORD, LEASE, IN_USE = ".bucket.json", ".lease.json", ".in-use"
+INTERVAL = 30.0  # seconds between two rounds of sending
+_TRIES = 3  # of the last round
+_LOCAL = (RECORD, LEASE, IN_USE)  # names of files that stay where they are
+
+_open: dict[Path, Bucket] = {}  # of this process, by their folders
+
+
+def is_url(text: str) -> bool:
+    """Whether a `--workdir` names an object store."""
+    return "://" in text
+
+
+@contextlib.contextmanager
+def staged(argv: Sequence[str]) -> Iterator[list[str]]:
+    """The command line with a folder of this machine in place of the bucket of `--workdir`."""
+    words, place = list(argv), _place(argv)
+    if place is None:
+        yield words
+        return
+    flag, equals, value = words[place].rpartition("=")
+    hosts = [word for word in words if word.lstrip("-").startswith("hosts")]
+    if hosts:
+        raise InputError(
+            f"--workdir={value}: several hosts write one run on a disk that they share; leave out "
+            f"{hosts[0]}, or give a folder of such a disk."
+        )
+    with opened(value) as folder:
+        words[place] = f"{flag}{equals}{folder}"
+        yield words
+
+
+def _place(argv: Sequence[str]) -> int | None:
+    """Where the word with the bucket is in the command line."""
+    for place, word in enumerate(argv):
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name == "workdir":
+            if not equals and place + 1 < len(argv):
+                place, value = place + 1, argv[place + 1]
+            return place if is_url(value) else None
+    return None
+
+
+@contextlib.contextmanager
+def opened(url: str) -> Iterator[Path]:
+    """A folder with what `url` holds; changes are sent there, at the latest at the end."""
+    bucket = Bucket(url)
+    bucket.folder.mkdir(parents=True, exist_ok=True)
+    with (bucket.folder / IN_USE).open("ab") as in_use:
+        bucket.fetch(in_use.fileno())
+        ended = threading.Event()
+        sender = threading.Thread(target=bucket.keep_sending, args=(ended,), daemon=True)
+        print(f"{url}: works in {bucket.folder}", file=sys.stderr, flush=True)
+        sender.start()
+        _open[bucket.folder] = bucket
+        try:
+            yield bucket.folder
+        finally:
+            del _open[bucket.folder]
+            ended.set()
+            sender.join()
+            bucket.send_all()
+
+
+def shown(folder: Path) -> str:
+    """What a user gives as `--workdir` for this folder."""
+    return _open[folder].url if folder in _open else str(folder)
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Keeps trainings on other machines out of the bucket behind `folder`, if there is one.
+
+    A holder renews its lease in each round. Whether it does is watched, since clocks may differ.
+    """
+    bucket = _open.get(folder)
+    if bucket is None:
+        yield
+        return
+    bucket.take_lease()
+    try:
+        yield
+    finally:
+        bucket.drop_lease()
+
+
+class Bucket:
+    """One folder of an object store, and the folder of this machine that stands for it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url.rstrip("/")
+        try:
+            import fsspec
+
+            self._store, self._root = fsspec.core.url_to_fs(self.url)
+        except (ImportError, ValueError) as error:
+            raise InputError(
+                f"--workdir={url} cannot be opened ({reason(error)}); install what fsspec needs "
+                "for it (gs: gcsfs, s3: s3fs, az: adlfs)."
+            ) from None
+        self._root = self._root.rstrip("/")
+        digest = hashlib.sha256(self.url.encode()).hexdigest()[:12]
+        self.folder = (
+            default_cache() / "buckets" / digest / (PurePosixPath(self._root).name or "run")
+        )
+        self._leased: dict[str, Any] | None = None
+
+    # ------------------------------------------------------------ here ← there
+
+    def fetch(self, in_use: int) -> None:
+        """Makes the folder equal to the bucket, unless only the folder has changed since they were.
+
+        A folder that another command works in is taken as it is. `in_use` is the file whose lock
+        says so; this process holds it, shared, from here on.
+        """
+        try:
+            fcntl.flock(in_use, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            fcntl.flock(in_use, fcntl.LOCK_SH)
+            return
+        with self._reaching():
+            there, record = self._listed(), self._record()
+            if there != {name: token for name, (_, token) in record.items()}:
+                self._mirror(there, record)
+        fcntl.flock(in_use, fcntl.LOCK_SH)
+
+    def _mirror(self, there: dict[str, str], record: dict[str, tuple[list[int], str]]) -> None:
+        here = self._files()
+        for name, token in there.items():
+            if name in here and record.get(name) == (here[name], token):
+                continue
+            path = self.folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            partial = path.with_name(f".{path.name}{PARTIAL}")
+            self._store.get_file(f"{self._root}/{name}", str(partial))
+            os.replace(partial, path)
+        for name in here.keys() - there.keys():
+            (self.folder / name).unlink()
+        for step in self.folder.glob("checkpoints/*/[0-9]*"):
+            if not (step / STEP_METADATA).exists():  # it was not sent whole
+                shutil.rmtree(step)
+        here = self._files()
+        self._write_record({n: (here[n], token) for n, token in there.items() if n in here})
+
+    # ------------------------------------------------------------ here → there
+
+    def keep_sending(self, ended: threading.Event) -> None:
+        """Sends what changes until `ended` is set; a store that is out of reach is tried again."""
+        failed = ""
+        while not ended.wait(INTERVAL):
+            try:
+                self.send()
+                failed = ""
+            except Exception as error:  # stores raise errors of their own
+                if reason(error) != failed:
+                    failed = reason(error)
+                    print(f"{self.url} is out of reach ({failed}); trying again", file=sys.stderr)
+
+    def send_all(self) -> None:
+        """The last round. Files that cannot be sent stay here, for the next command."""
+        for rest in reversed(range(_TRIES)):
+            try:
+                return self.send()
+            except Exception as error:
+                if not rest:
+                    raise InputError(
+                        f"{self.url} cannot be written ({reason(error)}); the run is whole in "
+                        f"{self.folder}. Give the command again when the store is back."
+                    ) from None
+                time.sleep(1)
+
+    def send(self) -> None:
+        """Sends what has changed here since the last round, and deletes what is gone."""
+        with (self.folder / RECORD).with_suffix(".lock").open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # commands in one folder send in turn
+            record, here = self._record(), self._files()
+            if self._leased is not None:
+                self._renew()
+            changed = [name for name, size in here.items() if record.get(name, ([], ""))[0] != size]
+            gone = record.keys() - here.keys()
+            if not changed and not gone:
+                return
+            # What grows is sent before the checkpoints, and each step's metadata after its files.
+            for name in sorted(changed, key=lambda name: (_rank(name), name)):
+                if (self.folder / name).exists():  # else it was deleted meanwhile
+                    target = f"{self._root}/{name}"
+                    self._store.makedirs(target.rpartition("/")[0], exist_ok=True)
+                    self._store.put_file(str(self.folder / name), target)
+            for name in sorted(gone, key=_rank, reverse=True):
+                with contextlib.suppress(FileNotFoundError):
+                    self._store.rm_file(f"{self._root}/{name}")
+            there = self._listed()
+            self._write_record({n: (here[n], there[n]) for n in here if n in there})
+
+    # ------------------------------------------------------------ lease
+
+    def take_lease(self) -> None:
+        """Waits until no other machine renews its lease; refuses if one does."""
+        with self._reaching():
+            seen = self._read_lease()
+            if seen and seen.get("folder") != self._name:
+                print(f"{self.url} was last held by {seen.get('host')}; waiting whether it goes on")
+                end = time.monotonic() + 3 * INTERVAL
+                while time.monotonic() < end and (now := self._read_lease()):
+                    if now != seen:
+                        raise InputError(
+                            f"{self.url} is being trained by {now.get('host')}; wait until it "
+                            "ends, or end it, or give another --workdir."
+                        )
+                    time.sleep(min(1.0, INTERVAL))
+            self._leased = {"host": socket.gethostname(), "folder": self._name, "round": 0}
+            self._renew()
+
+    def drop_lease(self) -> None:
+        """Lets others in at once; a lease that cannot be deleted runs out."""
+        self._leased = None
+        with contextlib.suppress(Exception):
+            self._store.rm_file(f"{self._root}/{LEASE}")
+
+    @property
+    def _name(self) -> str:
+        return f"{socket.gethostname()}:{self.folder}"
+
+    def _renew(self) -> None:
+        if (lease := self._leased) is not None:
+            lease["round"] += 1
+            self._store.makedirs(self._root, exist_ok=True)
+            self._store.pipe_file(f"{self._root}/{LEASE}", json.dumps(lease).encode())
+
+    def _read_lease(self) -> dict[str, Any]:
+        self._store.invalidate_cache()
+        try:
+            return json.loads(self._store.cat_file(f"{self._root}/{LEASE}"))
+        except FileNotFoundError:
+            return {}
+
+    # ------------------------------------------------------------ lists of files
+
+    def _files(self) -> dict[str, list[int]]:
+        """Size and time of each whole file here, by its name below the folder."""
+        files = {}
+        for path in sorted(self.folder.rglob("*")):
+            name = path.relative_to(self.folder).as_posix()
+            unfinished = UNFINISHED_STEP in name or name.endswith((PARTIAL, ".lock"))
+            with contextlib.suppress(FileNotFoundError):
+                if path.is_file() and path.name not in _LOCAL and not unfinished:
+                    status = path.stat()
+                    files[name] = [status.st_size, status.st_mtime_ns]
+        return files
+
+    def _listed(self) -> dict[str, str]:
+        """What tells the version of each file there from others, by its name."""
+        self._store.invalidate_cache()
+        try:
+            found = self._store.find(self._root, detail=True)
+        except FileNotFoundError:
+            return {}
+        below = len(self._store._strip_protocol(self._root)) + 1
+        versions = {
+            path[below:]: str(sorted(info.items(), key=str)) for path, info in found.items()
+        }
+        return {
+            name: hashlib.sha256(version.encode()).hexdigest()[:16]
+            for name, version in versions.items()
+            if PurePosixPath(name).name not in _LOCAL
+        }
+
+    def _record(self) -> dict[str, tuple[list[int], str]]:
+        path = self.folder / RECORD
+        saved = json.loads(path.read_text()) if path.exists() else {}
+        return {name: (size, token) for name, (size, token) in saved.items()}
+
+    def _write_record(self, record: dict[str, tuple[list[int], str]]) -> None:
+        write_json(self.folder / RECORD, record)
+
+    @contextlib.contextmanager
+    def _reaching(self) -> Iterator[None]:
+        try:
+            yield
+        except InputError:
+            raise
+        except Exception as error:  # stores raise errors of their own
+            raise InputError(
+                f"--workdir={self.url} cannot be read or written ({reason(error)}); see its name, "
+                "the credentials in the environment, and the network."
+            ) from None
+
+
+def _rank(name: str) -> int:
+    if not name.startswith("checkpoints/"):
+        return 0
+    return 2 if name.endswith(STEP_METADATA) else 1
