@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from qrag_jax.systems.from_python import TrainedRun, evaluate, train
     from qrag_jax.systems.retriever import Endpoints, LoadSettings, Retriever
 
 __version__ = "0.1.0"
-__all__ = ["Endpoints", "LoadSettings", "Retriever", "__version__"]
+__all__ = [
+    "Endpoints",
+    "LoadSettings",
+    "Retriever",
+    "TrainedRun",
+    "__version__",
+    "evaluate",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
     """Imports what programs use when they ask for it: `import qrag_jax` itself stays cheap."""
     if name in __all__:
-        from qrag_jax.systems import retriever
-
-        return getattr(retriever, name)
+        # `train` and `evaluate` are functions; the modules of these names are commands, which are
+        # run and never imported.
+        module = "from_python" if name in ("TrainedRun", "evaluate", "train") else "retriever"
+        return getattr(importlib.import_module(f"{__name__}.systems.{module}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

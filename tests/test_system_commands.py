@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax import train
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
+from qrag_jax.systems import training
 from tests.entry_points import (
     ROOT,
     SHARED,
@@ -75,12 +75,12 @@ def test_searches_that_fail_pause_a_training_until_it_is_stopped_and_goes_on(
 
     with serving(found) as server:
         config.engine.url = server.url
-        assert train.train(config, whole) == 0
+        assert training.train(config, whole) == 0
         server.script = fails
-        assert train.train(config, run) == 128 + signal.SIGTERM
+        assert training.train(config, run) == 128 + signal.SIGTERM
         assert "HTTP 500" in capsys.readouterr().out
         server.script = found
-        assert train.train(config, run) == 0
+        assert training.train(config, run) == 0
     assert len(failed) >= 3
     assert_same_run(run, whole, 2)
 

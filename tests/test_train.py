@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from configs import hotpotqa
-from qrag_jax import train
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import whole_files
+from qrag_jax.systems import training
 from qrag_jax.systems.q_rag import QRag
 from qrag_jax.systems.q_rag_config import PQN
 from tests import devices, disks
@@ -102,7 +102,7 @@ def test_settings_that_do_not_fit_the_data_or_the_machine(
 ) -> None:
     config.update_from_flattened_dict(fields)
     with pytest.raises(InputError, match=named):
-        train.train(config, tmp_path / "run")
+        training.train(config, tmp_path / "run")
     # The refused start must not stand in the way of the corrected one.
     assert not (tmp_path / "run").exists()
 
@@ -112,7 +112,7 @@ def test_a_workdir_that_is_a_file_and_data_that_leak(
 ) -> None:
     (tmp_path / "file").write_text("mine")
     with pytest.raises(InputError, match=str(tmp_path / "file")):
-        train.train(config, tmp_path / "file")
+        training.train(config, tmp_path / "file")
     assert (tmp_path / "file").read_text() == "mine"
     config.data.path = str(tmp_path)
     source = {"_id": "a", "question": "Who?", "answer": "Ada", "supporting_facts": [["Ada", 0]]}
@@ -120,7 +120,7 @@ def test_a_workdir_that_is_a_file_and_data_that_leak(
     for name in ("train.jsonl", "dev.jsonl"):
         (tmp_path / name).write_text(json.dumps(record))
     with pytest.raises(InputError, match="hotpotqa"):  # each question is one to train on, too
-        train.train(config, tmp_path / "run")
+        training.train(config, tmp_path / "run")
 
 
 # ---------------------------------------------------------------------- stages
@@ -143,7 +143,7 @@ def test_stopped_in_and_behind_a_stage_and_lengthened_is_the_same_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, run = tmp_path / "whole", tmp_path / "run"
-    assert train.train(staged(), whole) == 0
+    assert training.train(staged(), whole) == 0
     lines = metric_lines(whole)
     assert [line["step"] for line in lines if "train/accuracy" in line] == [1, 2, 3]
     assert [line["step"] for line in lines if "train/td_error" in line] == [4, 5, 6]
@@ -156,13 +156,13 @@ def test_stopped_in_and_behind_a_stage_and_lengthened_is_the_same_run(
 
     monkeypatch.setattr(QRag, "update", stopped)
     for _ in range(2):
-        assert train.train(staged(steps=1), run) == 128 + signal.SIGTERM
-    assert train.train(staged(steps=1), run) == 0
-    assert train.train(staged(), run) == 0
+        assert training.train(staged(steps=1), run) == 128 + signal.SIGTERM
+    assert training.train(staged(steps=1), run) == 0
+    assert training.train(staged(), run) == 0
     assert next(begun) == STAGED + 1  # no step was taken twice
     assert_same_state(run, whole, STAGED)
     with pytest.raises(InputError, match=r"config\.train\.steps"):
-        train.train(staged(steps=1), run)
+        training.train(staged(steps=1), run)
 
 
 # ---------------------------------------------------------------------- adapters
@@ -173,7 +173,7 @@ def test_adapters_alone_are_trained_saved_and_resumed(tmp_path: Path) -> None:
     run, again = tmp_path / "run", tmp_path / "again"
     fields = {"train__steps": 3, "train__checkpoint_every": 1, "encoder__lora__rank": 4}
     config = small_q_rag(stages=(PQN,), encoder__lora__dropout=0.2, **fields)
-    assert train.train(config, run) == 0
+    assert training.train(config, run) == 0
     state = saved_state(run, 3)
     arrays = {name for name, array in state.items() if array.ndim > 0 and name != "key"}
     assert all(name.endswith(("lora_a", "lora_b")) for name in arrays)
@@ -184,7 +184,7 @@ def test_adapters_alone_are_trained_saved_and_resumed(tmp_path: Path) -> None:
         assert (np.abs(array) > 1e-5).any(), name
     shutil.copytree(run, again)
     shutil.rmtree(again / "checkpoints" / "last" / "3")
-    assert train.train(config, again) == 0
+    assert training.train(config, again) == 0
     assert_same_state(again, run, 3)
 
 
@@ -237,7 +237,7 @@ def test_a_config_that_is_missing_or_was_cut_is_refused(run_copy: Path) -> None:
         if content is not None:
             path.write_bytes(content)
         with pytest.raises(InputError, match=r"config\.json"):
-            train.train(hotpotqa.get_config("tiny"), run_copy)
+            training.train(hotpotqa.get_config("tiny"), run_copy)
         path.touch()
 
 
@@ -252,10 +252,10 @@ def test_what_a_killed_start_left_is_deleted_and_nothing_else(run_copy: Path) ->
     (run_copy / ".config.json.1a2b.partial").write_text("{")
     # Not while they are being written.
     with whole_files.run_lock(run_copy), pytest.raises(InputError, match=str(run_copy)):
-        train.train(config, run_copy)
+        training.train(config, run_copy)
     assert all(folder.exists() for folder in half)
     with pytest.raises(InputError, match=r"config\.pqn\.gamma"):
-        train.train(config, run_copy)
+        training.train(config, run_copy)
     assert not any(folder.exists() for folder in half)
     assert tree(run_copy) | {".lock": b""} == before | {".lock": b""}
 
@@ -287,7 +287,7 @@ def test_a_run_may_be_shared_as_the_umask_says(finished_run: Path, commands: Com
 def test_a_run_that_may_only_be_read(run_copy: Path, commands: Commands, tmp_path: Path) -> None:
     with disks.read_only(run_copy):
         with pytest.raises(InputError, match="--workdir"):
-            train.train(hotpotqa.get_config("tiny"), run_copy)
+            training.train(hotpotqa.get_config("tiny"), run_copy)
         scoring = ("evaluate", f"--workdir={run_copy}", "--samples=2")
         assert "--out" in refusal(commands.run(*scoring))
         commands.succeed(*scoring, f"--out={tmp_path / 'scores'}")

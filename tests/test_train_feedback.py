@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 
 from configs import hotpotqa
-from qrag_jax import train
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import FeedbackLost
+from qrag_jax.systems import training
 from tests.entry_points import (
     Commands,
     assert_same_state,
@@ -289,14 +289,14 @@ def test_a_reward_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     file, run = tmp_path / "my_reward.py", tmp_path / "run"
     file.write_text(REWARD)
     config = small_q_rag(stages=("pqn",), reward__path=f"{file}:score")
-    assert train.train(config, run) == 0
+    assert training.train(config, run) == 0
     assert f"{file}:score" in capsys.readouterr().out  # a user sees what code runs
     lines = metric_lines(run)
     shares = [line["train/unscored_share"] for line in lines if "train/unscored_share" in line]
     assert shares == [0.25] * 2  # of 8 episodes, each scored once
     config.reward.path = f"{file}:fails"
     with pytest.raises(FeedbackLost, match="RuntimeError: it never works"):
-        train.train(config, tmp_path / "other")
+        training.train(config, tmp_path / "other")
 
 
 AGENT = """
@@ -316,9 +316,9 @@ def test_an_agent_of_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     file.write_text(AGENT)
     config = small_harr(agent__name="own", reward__mixture="recall=1", train__steps=1)
     config.train.log_every, config.agent.path = 1, f"{file}:agent"
-    assert train.train(config, run) == 0
+    assert training.train(config, run) == 0
     assert f"{file}:agent" in capsys.readouterr().out
     assert [line["step"] for line in metric_lines(run) if "train/loss" in line] == [1]
     config.agent.path = f"{file}:fails"
     with pytest.raises(FeedbackLost, match="KeyError: 1"):
-        train.train(config, tmp_path / "other")
+        training.train(config, tmp_path / "other")

@@ -183,10 +183,9 @@ def _contrastive(place: Place) -> Ways:
 
 
 def _multi_step_peer(place: Place) -> Ways:
-    minutes = peers.MINUTES
     ways = {
-        MAIN: peers.multi_step_peer(place.setting, minutes, place.seed),
-        "untrained": peers.multi_step_peer(place.setting, 0.0, place.seed),
+        MAIN: peers.multi_step_peer(place.setting, place.seed),
+        "untrained": peers.multi_step_peer(place.setting, place.seed, trained=False),
     }
     ways[f"{MAIN}, {FUSED}"] = fused(ways[MAIN], place.by_words())
     return place.ways(**ways)

@@ -119,8 +119,20 @@ def given_experiment(
 
 def experiment_of(words: Sequence[str]) -> ml_collections.ConfigDict:
     """The experiment of a command line that is not this process's own; it is not checked."""
-    argv, values = ["train", *words], flags.FlagValues()
-    holder = config_flags.DEFINE_config_file("config", flag_values=values, sys_argv=argv)
+    return _parsed(config_flags.DEFINE_config_file, words)
+
+
+def with_fields(
+    config: ml_collections.ConfigDict, words: Sequence[str]
+) -> ml_collections.ConfigDict:
+    """A run's config, changed by the fields of a command line that is not this process's own."""
+    _refuse_unnamed_code(config, words)
+    return _parsed(config_flags.DEFINE_config_dict, words, config=config, lock_config=True)
+
+
+def _parsed(define: Any, words: Sequence[str], **how: Any) -> ml_collections.ConfigDict:
+    argv, values = own_code.resolved(["train", *words]), flags.FlagValues()
+    holder = define("config", flag_values=values, sys_argv=argv, **how)
     try:
         values(argv)
         return given_experiment(holder)

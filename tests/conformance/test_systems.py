@@ -19,13 +19,13 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax import Retriever, systems, train
+from qrag_jax import Retriever, systems
 from qrag_jax.errors import InputError
 from qrag_jax.export import export_language_model
 from qrag_jax.models.pretrained import load_language_model
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields, save_config
-from qrag_jax.systems import run_flags
+from qrag_jax.systems import run_flags, training
 from qrag_jax.systems.saved_run import SavedRun, export
 from qrag_jax.systems.scoring import ScoreOptions
 from tests.entry_points import Commands, assert_same_run, metric_lines, refusal
@@ -87,7 +87,7 @@ def trained(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """A run of `STEPS` steps on eight devices."""
     name = request.param
     workdir = tmp_path_factory.mktemp(name) / "run"
-    assert train.train(config_of(name), workdir) == 0
+    assert training.train(config_of(name), workdir) == 0
     return Trained(name, workdir)
 
 
@@ -136,14 +136,14 @@ def test_resumed_is_uninterrupted_bit_for_bit(trained: Trained, tmp_path: Path) 
     (workdir / "training.json").unlink()
     lines = [json.dumps(line) for line in metric_lines(workdir) if line["step"] <= BEFORE]
     (workdir / "metrics.jsonl").write_text("\n".join([*lines, '{"step": 5, "train/lo']))
-    assert train.train(trained.config(), workdir) == 0
+    assert training.train(trained.config(), workdir) == 0
     assert_same_run(workdir, trained.workdir, STEPS)
 
 
 def test_another_config_does_not_go_on(trained: Trained, tmp_path: Path) -> None:
     workdir = trained.copy(tmp_path / "run", whole=True)
     with pytest.raises(InputError, match=r"config\.optimizer\.learning_rate"):
-        train.train(trained.config(optimizer__learning_rate=0.5), workdir)
+        training.train(trained.config(optimizer__learning_rate=0.5), workdir)
 
 
 def test_play_is_deterministic_and_depends_on_its_place(opened: Any) -> None:

@@ -24,13 +24,13 @@ from typing import Any, NamedTuple
 from transformers import AutoTokenizer
 
 from configs import hotpotqa
-from qrag_jax import train
 from qrag_jax.data.sample import Sample
 from qrag_jax.feedback.rubric import PRESETS, score
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, EXACT, FAISS, HYBRID, SCAN, IndexAt
 from qrag_jax.serving.searcher import Ask
+from qrag_jax.systems import training
 from qrag_jax.systems.indexing import IndexSettings, PassageEncoder, index_corpus
 from qrag_jax.systems.retriever import PlainEncoder, open_searcher
 from tests.entry_points import metric_lines
@@ -180,7 +180,7 @@ def trained(name: str, workdir: Path) -> Numbers:
         config.update_from_flattened_dict(dict(pinned.fields))
         if server is not None:
             config.llm.update(url=server.url, model="tiny")
-        assert train.train(config.lock(), workdir) == 0
+        assert training.train(config.lock(), workdir) == 0
     numbers: Numbers = {}
     for line in metric_lines(workdir):
         for key, value in line.items():

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax import systems, train
+from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.run import Run
-from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config
+from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, training
 from qrag_jax.systems.run_flags import experiment_of
 from tests.entry_points import Commands, metric_lines, refusal
 from tests.systems import line_fit
@@ -32,7 +32,7 @@ def test_a_system_from_elsewhere_is_trained_scored_and_exported(
 ) -> None:
     """If the command line names its code, as the last line of the training says."""
     run = tmp_path / "run"
-    assert train.train(line_fit.get_config(), run) == 0
+    assert training.train(line_fit.get_config(), run) == 0
     *_, command = capsys.readouterr().out.strip().splitlines()
     lines = metric_lines(run)
     errors = {line["step"]: line["eval/error"] for line in lines if "eval/error" in line}
@@ -58,7 +58,7 @@ def test_a_system_from_elsewhere_is_trained_scored_and_exported(
 def test_an_unknown_system(tmp_path: Path) -> None:
     for fields in ({"system": "harp"}, {}):
         with pytest.raises(InputError, match=r"config\.system"):
-            train.train(ConfigDict(fields), tmp_path / "run")
+            training.train(ConfigDict(fields), tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
@@ -72,7 +72,7 @@ def test_a_language_model_whose_digest_is_kept_may_move(fields: Any, tmp_path: P
 
 TOLD = """
 from jax._src import xla_bridge
-from qrag_jax import train
+from qrag_jax.train import main
 from qrag_jax.runtime import commandline
 from qrag_jax.systems import config
 
@@ -85,7 +85,7 @@ def ask_determinism(described=False):
 
 config.leave_room = lambda llm: asked(llm.server.memory_share)
 config.ask_determinism = ask_determinism
-commandline.run(train.main)
+commandline.run(main)
 """
 
 
