@@ -71,8 +71,8 @@ def _minilm() -> Any:
 def multi_step_peer(setting: Setting, seed: int, *, trained: bool = True) -> Lists:
     """One MiniLM learns from "question + gold passages so far" → next gold passage, then searches.
 
-    Batches of 16 at a rate of 5e-5, one pass (14 minutes on two idle cores); then four greedy
-    steps, each of which appends its passage to the query. Gold passages are in the data's own order.
+    Batches of 16 at a rate of 5e-5, one pass (14 minutes on two idle cores), with gold passages in
+    the data's own order; then four greedy steps, each of which appends its passage to the query.
     """
     model = _minilm()
     import torch
