@@ -74,6 +74,7 @@ def test_logs_have_every_sample_in_order(scored_run: Path) -> None:
 
 def test_summary(scored_run: Path) -> None:
     summary = json.loads((scored_run / "eval/summary.json").read_text())
+    scores = summary["scores"]
     assert (summary["samples"], summary["checkpoint"]) == (SAMPLES, "best")
     assert summary["best_is_untrained"] == (summary["step"] == 0)
     logs = {
@@ -85,14 +86,14 @@ def test_summary(scored_run: Path) -> None:
     for name, path in logs.items():
         for short, column in (("f1", "fact_f1"), ("return", "return")):
             mean = np.mean([row[short] for row in json_lines(path)])
-            assert summary[name][column] == pytest.approx(mean)
+            assert scores[name][column] == pytest.approx(mean)
         # Cut at the last fact: neither discounted nor penalised.
         cut = summary["until_found"][name]
-        assert cut["return"] == cut["fact_em"] == summary[name]["fact_em"]
+        assert cut["return"] == cut["fact_em"] == scores[name]["fact_em"]
     assert set(summary["gains"]) == set(logs) - {"trained"}
     for name, gains in summary["gains"].items():
         for score, gain in gains.items():
-            assert gain["mean"] == pytest.approx(summary["trained"][score] - summary[name][score])
+            assert gain["mean"] == pytest.approx(scores["trained"][score] - scores[name][score])
 
 
 # ---------------------------------------------------------------------- resuming

@@ -228,7 +228,7 @@ def test_stopped_gone_on_with_and_compared(commands: Commands, tmp_path: Path) -
     good, bad = json.loads((out / "table.json").read_text())["settings"]
     assert (good["settings"], good["seeds"], good["questions"]) == (GOOD, [42], 4)
     summary = json.loads((first / "eval/summary.json").read_text())
-    assert good["mean"] == pytest.approx(summary["trained"]["fact_f1"])
+    assert good["mean"] == pytest.approx(summary["scores"]["trained"]["fact_f1"])
     assert bad == {"settings": BAD, "seeds": []}
     # What is left, and nothing else, can be run elsewhere.
     (line,) = commands.succeed("sweep", f"--out={out}", "--commands").splitlines()

@@ -252,11 +252,11 @@ def test_scores_with_and_without_the_facts(
     commands.succeed(*scoring, data)
     summary = json.loads((run / "eval/summary.json").read_text())
     assert list(summary["gains"]["untrained"]) == ["answer_found"]
-    assert not [name for name in summary["trained"] for part in OF_FACTS if part in name]
+    assert not [name for name in summary["scores"]["trained"] for part in OF_FACTS if part in name]
     # The same play, measured afterwards.
     out = tmp_path / "shown"
     commands.succeed(*scoring, data, "--config.data.columns.support=support", f"--out={out}")
-    known = json.loads((out / "summary.json").read_text())["trained"]
+    known = json.loads((out / "summary.json").read_text())["scores"]["trained"]
     assert 0 <= known["fact_recall"] <= 1
     assert "answer_found" not in known
     (hidden,) = run.glob("eval/last-*/eval_seed42.jsonl")

@@ -224,7 +224,7 @@ def compared(played: Mapping[str, list[Row]], *, in_full: bool) -> dict[str, Any
     known = all(cut.values())
     in_full = in_full or not known
     summary: dict[str, Any] = {"mode": FULL_BUDGET if in_full else UNTIL_FOUND}
-    summary |= _summaries(played)
+    summary["scores"] = _summaries(played)
     with_facts = sum(bool(row.sf_idx) for row in played[TRAINED])
     if with_facts < len(played[TRAINED]):
         summary["with_facts"] = with_facts  # questions
@@ -244,7 +244,7 @@ def table(summary: dict[str, Any]) -> str:
     cut = summary.get("until_found", {})
     text = []
     if summary["mode"] == FULL_BUDGET:
-        whole = {name: summary[name] for name in (*NAMES.values(), PLANNED) if name in summary}
+        whole = summary["scores"]
         every = {column for scores in whole.values() for column in scores["intervals"]}
         ranked = sorted((c for c in every if c.startswith("recall@")), key=lambda c: int(c[7:]))
         text += [*_lines(FULL_BUDGET, whole, ranked), ""]

@@ -125,7 +125,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
         "seconds": training_seconds(workdir),
     }
     lines = [facts.table(summary)]
-    if config.reward.name != GROUND_TRUTH and "return" in summary["trained"]:
+    if config.reward.name != GROUND_TRUTH and "return" in summary["scores"]["trained"]:
         why = f"not of {config.reward.name}, by which it was trained"
         if not config.is_on_device:
             why = (
