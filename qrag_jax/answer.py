@@ -46,7 +46,7 @@ from qrag_jax.metrics.facts import BY_FACTS, FILTERS, Filter, chunk_filter, fact
 from qrag_jax.metrics.summaries import answer_scores, answer_table
 from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.index_folder import CORPUS
+from qrag_jax.retrieval.index_folder import CORPUS, version
 from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.config_fields import fields_of, section
@@ -360,7 +360,7 @@ def _ask(
 
 def corpus_of(folder: Path) -> StoredCorpus:
     """The corpus of an index, of what a run has pooled, or the folder's own."""
-    return StoredCorpus(folder if (folder / stored.NAME).exists() else folder / CORPUS)
+    return StoredCorpus(folder if (folder / stored.NAME).exists() else version(folder) / CORPUS)
 
 
 def pool_rows(log: Path, corpus: StoredCorpus) -> list[logs.Row]:

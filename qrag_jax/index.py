@@ -11,7 +11,13 @@ words and needs neither. If the command is broken off, the same command goes on 
     python -m qrag_jax.index --index=OUT --qdrant=http://HOST:6333 --collection=NAME
 
 sends finished vectors to a Qdrant server, whose API key is read from QDRANT_API_KEY alone;
---engine=faiss writes them as a file of faiss. With --hosts several hosts embed a corpus together.
+--faiss=IVF4096,Flat --faiss_search=nprobe=64 makes an index of faiss of them, and prints its
+recall. With --hosts several hosts embed a corpus together.
+
+    python -m qrag_jax.index --index=OUT --encoder=FOLDER --add=MORE.jsonl --remove=IDS.txt
+
+changes a finished index: passages are added, and those of one id a line removed. Only what is added
+is embedded. Who has the index open goes on with the old one until all of the new one is there.
 """
 
 from __future__ import annotations
@@ -30,26 +36,32 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.compute import precision
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.heads.embedding import POOLINGS
-from qrag_jax.retrieval.index_folder import BM25, EXACT, QDRANT
+from qrag_jax.retrieval.index_folder import BM25, EXACT, FAISS, QDRANT
 from qrag_jax.retrieval.qdrant import QdrantSettings
 from qrag_jax.runtime import commandline, hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh
 from qrag_jax.runtime.platform import enable_persistent_cache
 from qrag_jax.runtime.whole_files import writing
-from qrag_jax.systems import indexing, run_flags
+from qrag_jax.systems import index_change, indexing, run_flags
 from qrag_jax.systems.saved_run import SavedRun
 
 OF_SETTINGS = ("dtype", "language", "skip_empty", "part", "workers")
 OF_QDRANT = ("qdrant", "collection", "qdrant_settings", "replace")
+OF_FAISS = ("faiss", "faiss_search")
+OF_BUILDING = ("corpus", "engine", "dtype", "language", *OF_FAISS, *OF_QDRANT)
 OF_ENCODER = ("chunk_prefix", "max_chunk_tokens", "pooling", "compute")
 
 
 def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_string("corpus", None, "File or folder to index; none: go on with --index's own.")
     flags.DEFINE_string("index", None, "Folder to write, or to go on with.")
+    flags.DEFINE_string("add", None, "File or folder of passages that a finished index gets.")
+    flags.DEFINE_string("remove", None, "File of ids, one a line, that a finished index loses.")
     flags.DEFINE_string("encoder", None, "Folder of an export or an encoder, hub name, or minilm.")
     flags.DEFINE_enum("engine", EXACT, indexing.ENGINES, "What searches the index.")
+    flags.DEFINE_string("faiss", "", "Factory string of faiss or file of an index; none: Flat.")
+    flags.DEFINE_string("faiss_search", "", "Parameters of its search, such as nprobe=64.")
     flags.DEFINE_string("qdrant", "", "URL of a Qdrant server; none: 127.0.0.1.")
     flags.DEFINE_string("collection", "", "With --engine=qdrant: its name there; none: passages.")
     flags.DEFINE_string("qdrant_settings", "", "Likewise: such as shards=16,replicas=2,exact=true.")
@@ -74,8 +86,10 @@ def define_flags(argv: Sequence[str]) -> None:
 
 def _settings() -> indexing.IndexSettings:
     values = flags.FLAGS
-    engine = QDRANT if values.qdrant and not values["engine"].present else values.engine
-    for names, reader in ((OF_QDRANT, QDRANT), (("language",), BM25)):
+    engine = values.engine
+    if not values["engine"].present:
+        engine = QDRANT if values.qdrant else FAISS if values.faiss else engine
+    for names, reader in ((OF_QDRANT, QDRANT), (OF_FAISS, FAISS), (("language",), BM25)):
         if engine != reader:
             commandline.refuse_unread(names, f"--engine={reader}")
     place = {"url": values.qdrant, "collection": values.collection}
@@ -84,16 +98,19 @@ def _settings() -> indexing.IndexSettings:
     return indexing.IndexSettings(
         engine=engine,
         qdrant=replace(qdrant, replace=values.replace),
+        faiss=str(Path(values.faiss).expanduser()) if values.faiss else "",
+        faiss_search=values.faiss_search,
         columns=Columns.parse(values.columns, values.metadata),
         **plain,
     )
 
 
-def _encoder(engine: str, out: Path) -> indexing.PassageEncoder | None:
-    values = flags.FLAGS
-    if engine == BM25 and (values.workdir or values.encoder):
+def _encoder(engine: str, out: Path, changes: bool) -> indexing.PassageEncoder | None:
+    values, finished = flags.FLAGS, indexing.vectors_are_finished(out)
+    of_words = engine == BM25 or (changes and not finished)
+    if of_words and (values.workdir or values.encoder):
         raise InputError("--workdir and --encoder are for engines of vectors; leave them out.")
-    needed = engine != BM25 and not (engine != EXACT and indexing.vectors_are_finished(out))
+    needed = not of_words and (bool(values.add) if changes else engine == EXACT or not finished)
     if bool(values.workdir) == bool(values.encoder) and (needed or values.workdir):
         raise InputError("give one of --workdir=RUN and --encoder=FOLDER, which embeds passages.")
     if not values.encoder:  # a run has its own, which --config.FIELD=VALUE changes
@@ -114,13 +131,20 @@ def main() -> int:
     if not flags.FLAGS.index:
         raise InputError("give the folder to write, for example --index=indexes/wiki.")
     out = Path(flags.FLAGS.index).expanduser()
-    source = Path(flags.FLAGS.corpus).expanduser() if flags.FLAGS.corpus else None
+    files = (flags.FLAGS.corpus, flags.FLAGS.add, flags.FLAGS.remove)
+    source, add, remove = (Path(file).expanduser() if file else None for file in files)
+    if changes := bool(add or remove):
+        commandline.refuse_unread(OF_BUILDING, "an index that is built, not one that is changed")
     with hosts.joined(flags.FLAGS.hosts), StopSignal() as stop:
         settings = _settings()
         with writing(out, "--index"):
-            encoder = _encoder(settings.engine, out)
+            encoder = _encoder(settings.engine, out, changes)
+            what: Any = {"add": add, "remove": remove, "settings": settings, "stop": stop}
             try:
-                indexed = indexing.index_corpus(source, out, encoder, settings, stop)
+                if changes:
+                    indexed = index_change.change_index(out, encoder, **what)
+                else:
+                    indexed = indexing.index_corpus(source, out, encoder, settings, stop)
             except Stopped as stopped:
                 print(f"{stopped}: stopped, what is finished is kept; give the same command again.")
                 return 128 + (signal.Signals[stop.name] if stop.name else signal.SIGTERM)
@@ -129,7 +153,9 @@ def main() -> int:
             print(f"{folder}: {len(stored):,} passages")
             if encoder is not None and cut is not None:
                 longer = f"are longer than {encoder.row_tokens} tokens and were cut"
-                print(f"{cut:,} of {len(stored):,} passages {longer}")
+                print(
+                    f"{cut:,} of {'the new' if changes else f'{len(stored):,}'} passages {longer}"
+                )
             if embedded:
                 print(
                     f"embedded {embedded:,} of them, {tokens:,} tokens, in {seconds:.1f} s: "

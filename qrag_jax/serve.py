@@ -18,12 +18,14 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from absl import flags
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.endpoint import is_local
+from qrag_jax.retrieval import index_folder
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT, Searcher, Worker
@@ -75,10 +77,13 @@ def main() -> int:
     limits = {"max_batch": BATCH.value, "max_queue": QUEUE.value, "max_wait": WAIT.value / 1000}
     try:
         with StopSignal() as stop:
-            index, _ = search_flags.index(), search_flags.kind()
+            _, _ = search_flags.index(), search_flags.kind()  # refused before anything is loaded
             how = *search_flags.trained(), search_flags.plain_encoder()
-            opener = functools.partial(open_searcher, index, *how)
-            (_serve_mcp if MCP.value else _serve_http)(opener, limits, stop)
+            folder = Path(search_flags.INDEX.value).expanduser()
+            limits["version"] = functools.partial(index_folder.version, folder)
+            (_serve_mcp if MCP.value else _serve_http)(
+                lambda: open_searcher(search_flags.index(), *how), limits, stop
+            )
     except KeyboardInterrupt:
         return 130
     if stop.requested:

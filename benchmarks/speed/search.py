@@ -30,8 +30,8 @@ from qrag_jax.models.first_encoder import FOLDER, EncoderConfig, ScratchConfig, 
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.exact import ExactIndex
+from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.protocol import Passage, Queries
-from qrag_jax.retrieval.vectors import FaissIndex
 from qrag_jax.runtime.pretrained_files import find_minilm
 from qrag_jax.systems import saved_run
 from qrag_jax.systems.indexing import CORPUS, PassageEncoder, index_corpus

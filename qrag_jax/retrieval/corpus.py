@@ -118,8 +118,9 @@ class StoredCorpus:
                 codes, values = kept["codes"], json.loads(str(kept["values"]))
         else:
             codes, values = self._codes(field)
-            with contextlib.suppress(OSError), whole_files.replacing(path) as file:
-                np.savez(file, codes=codes, values=json.dumps(values))
+            if (self.folder / NAME).exists():  # else it was deleted, and would be made again
+                with contextlib.suppress(OSError), whole_files.replacing(path) as file:
+                    np.savez(file, codes=codes, values=json.dumps(values))
         codes_of: dict[str, list[int]] = {}
         for code, value in enumerate(values):
             for key in keys_of(value):

@@ -4,6 +4,10 @@ The folder has `corpus`, the passages, and a folder for each engine that was bui
 lie in `exact`, which the engines scan and faiss can search, too. The `manifest.json` of each is
 written last: it says which corpus and encoder the files come from, and how large they are. What
 does not fit what it is opened with is refused. This module needs no jax.
+
+When an index grows, all this is written again into a folder within, `version-2` and so on, and the
+file `current` then names that one: whoever opens the index has all of one version. The version
+before stays until the next change, for those who have it open or are opening it.
 """
 
 from __future__ import annotations
@@ -11,20 +15,18 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.protocol import FusedIndex, library
-from qrag_jax.retrieval.vectors import DTYPES, FaissIndex, ScanIndex, check_finite
+from qrag_jax.retrieval.protocol import FusedIndex
+from qrag_jax.retrieval.vectors import DTYPES, ScanIndex, check_finite
 from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.whole_files import check_links, is_plain
-
-if TYPE_CHECKING:
-    from qrag_jax.retrieval.corpus import StoredCorpus
 
 CORPUS = "corpus"
 # "exact": on jax's devices. "scan": NumPy on the host. "faiss": on processors. "qdrant": a server.
@@ -114,13 +116,51 @@ def write_manifest(folder: Path, manifest: Manifest, files: Iterable[Path] = ())
     whole_files.write_whole(folder / NAME, json.dumps(said, indent=1) + "\n")
 
 
+# ---------------------------------------------------------------- versions
+
+CURRENT, VERSION = "current", "version-"
+
+
+def version(folder: Path) -> Path:
+    """The folder in which an index's corpus and engines are now: itself, or one within."""
+    path = folder / CURRENT
+    if not path.is_file():
+        return folder
+    name = path.read_text(encoding="utf-8").strip()
+    if not is_plain(name):
+        raise InputError(f"{path} names no folder; restore it from a backup.")
+    return folder / name
+
+
+def next_version(folder: Path) -> Path:
+    """Where the next version is written."""
+    now = version(folder)
+    number = 1 if now == folder else int(now.name.removeprefix(VERSION))
+    return folder / f"{VERSION}{number + 1}"
+
+
+def delete_others(folder: Path) -> None:
+    """Deletes all versions but the current and the next one."""
+    now = version(folder)
+    older = {*folder.glob(f"{VERSION}*")} - {now, next_version(folder)}
+    if now != folder:
+        older |= {folder / name for name in (CORPUS, *ENGINES)}
+    for path in older:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def switch(folder: Path, following: Path) -> None:
+    """Makes a version that is whole the current one."""
+    whole_files.write_whole(folder / CURRENT, f"{following.name}\n")
+
+
 # ---------------------------------------------------------------- vectors
 # One file holds rows of numbers, little-endian, with nothing before them. In a folder that is being
 # filled, each part of it that is finished has a note, and `BUILDING` says what the vectors are made
 # of: what was written stays if the process is killed. The manifest comes last, and only then is the
 # folder an index; the notes and `BUILDING` then go.
 
-BUILDING, FAISS_FILE = "building.json", "index.faiss"
+BUILDING = "building.json"
 
 
 def open_vectors(folder: Path, **wanted: str | int | None) -> tuple[Manifest, np.ndarray]:
@@ -146,17 +186,22 @@ class VectorParts:
     part: int  # passages of a part; the last one has the rest
     width: int
     dtype: str
+    first: int = 0  # the first part's first passage; the vectors before it are there already
 
     @property
     def numbers(self) -> range:
-        return range(-(-self.count // self.part))
+        return range(-(-(self.count - self.first) // self.part))
 
     def passages(self, number: int) -> range:
         """The numbers of the passages of a part; none beyond the last part."""
-        return range(min(number * self.part, self.count), min((number + 1) * self.part, self.count))
+        start = self.first + number * self.part
+        return range(min(start, self.count), min(start + self.part, self.count))
 
-    def begin(self) -> None:
-        """Makes the folder, or goes on with one that was begun."""
+    def begin(self, there: Iterable[np.ndarray] = ()) -> None:
+        """Makes the folder, or goes on with one that was begun.
+
+        `there`: the vectors before `first`, block by block.
+        """
         path, sizes = self.folder / BUILDING, {"passages": self.count, "part": self.part}
         wanted = {**self.made_of, **sizes, "width": self.width, "dtype": self.dtype}
         if not path.exists():
@@ -173,7 +218,9 @@ class VectorParts:
         if not self._file.exists() or self._file.stat().st_size != size:
             for number in self.numbers:
                 self._note(number).unlink(missing_ok=True)
-            with self._file.open("wb") as file:
+            with whole_files.replacing(self._file) as file:
+                for rows in there:
+                    file.write(rows.astype(DTYPES[self.dtype]).tobytes())
                 file.truncate(size)
 
     def finished(self) -> dict[int, PartNote]:
@@ -212,17 +259,6 @@ class VectorParts:
         return self.folder / f"vectors.{number}.json"
 
 
-def write_faiss(folder: Path, corpus: StoredCorpus, vectors: np.ndarray, encoder: str = "") -> None:
-    """Writes a further engine over vectors: an index as faiss has it."""
-    index, path = FaissIndex(corpus, vectors).index, emptied(folder) / FAISS_FILE
-    try:
-        library("faiss", "faiss").write_index(index, str(path))
-    except RuntimeError as error:  # faiss has no other
-        raise OSError(f"{path} cannot be written: {whole_files.reason(error)}") from None
-    about = corpus.digest, len(corpus), encoder, index.d, "float32"
-    write_manifest(folder, Manifest(FAISS, *about), [path])
-
-
 # ---------------------------------------------------------------- opening
 
 
@@ -230,11 +266,12 @@ def write_faiss(folder: Path, corpus: StoredCorpus, vectors: np.ndarray, encoder
 class IndexAt:
     """An index, and what shall search it."""
 
-    folder: Path
+    folder: Path  # of the index, whose current version it becomes
     engine: str = ""  # one of `ENGINES`; "": the first that the asker prefers and the folder has
     url: str = ""  # of the Qdrant server, whose engine it asks for; "": as when it was built
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "folder", version(self.folder))
         if self.url and self.engine not in ("", QDRANT):
             raise InputError(
                 f"the URL of a Qdrant server is for the engine {QDRANT}, not for {self.engine}; "
@@ -293,13 +330,17 @@ class IndexAt:
             return QdrantIndex.open(at / QDRANT, corpus, url=self.url, encoder=by)
         if self.engine == HYBRID:
             return FusedIndex([IndexAt(at, name).open() for name in (BM25, EXACT)])
-        if self.engine == FAISS and self._has(FAISS):
-            read_manifest(at / FAISS, engine=FAISS, corpus=corpus.digest, encoder=by)
-            read = library("faiss", "faiss").read_index
-            return FaissIndex(corpus, read(str(at / FAISS / FAISS_FILE)))
         if self.engine in (SCAN, FAISS):
-            _, vectors = open_vectors(at / EXACT, engine=EXACT, corpus=corpus.digest)
-            return (ScanIndex if self.engine == SCAN else FaissIndex)(corpus, vectors)
+            vectors = None
+            if self.engine == SCAN or self._has(EXACT):
+                _, vectors = open_vectors(at / EXACT, engine=EXACT, corpus=corpus.digest)
+            if self.engine == SCAN:
+                return ScanIndex(corpus, vectors)
+            from qrag_jax.retrieval.faiss_index import FaissIndex
+
+            if self._has(FAISS):
+                return FaissIndex.open(at / FAISS, corpus, vectors, encoder=by)
+            return FaissIndex(corpus, vectors)
         from qrag_jax.retrieval.bm25 import BM25Index
         from qrag_jax.retrieval.boolean_search import BooleanIndex
 

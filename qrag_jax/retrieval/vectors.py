@@ -13,21 +13,13 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import ml_dtypes
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval.protocol import (
-    Hits,
-    Queries,
-    VectorIndex,
-    Where,
-    library,
-    past_ties,
-    ranked,
-)
+from qrag_jax.retrieval.protocol import Hits, Queries, VectorIndex, Where, ranked
 from qrag_jax.runtime.retriever_config import Positions
 
 if TYPE_CHECKING:
@@ -188,36 +180,3 @@ class ScanIndex:
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         return float_rows(self._vectors, numbers)
-
-
-# ---------------------------------------------------------------- faiss
-
-
-class FaissIndex:
-    """An engine on a flat index of faiss, on processors; see `protocol.VectorIndex`."""
-
-    def __init__(self, corpus: StoredCorpus, vectors: Any) -> None:
-        """`vectors`: of the passages in order, `[passages, width]`; or an IndexFlatIP of them."""
-        self.corpus, self.index = corpus, vectors
-        if isinstance(vectors, np.ndarray):
-            rows = np.asarray(vectors, np.float32)
-            self.index = library("faiss", "faiss").IndexFlatIP(rows.shape[1])
-            self.index.add(rows)
-
-    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        given = query_vectors(queries, self.index.d)
-        options = {}
-        if where is not None:
-            allowed = np.packbits(self.corpus.matching(where), bitorder="little")
-            faiss = library("faiss", "faiss")
-            selector = faiss.IDSelectorBitmap(allowed)
-            options = {"params": faiss.SearchParameters(sel=selector)}
-
-        def found(asked: int) -> Hits:
-            scores, numbers = self.index.search(given, asked, **options)
-            return Hits(numbers, scores)
-
-        return past_ties(found, k, len(self.corpus))
-
-    def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
-        return self.index.reconstruct_batch(np.asarray(numbers, np.int64))

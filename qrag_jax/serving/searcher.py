@@ -29,6 +29,7 @@ LARGEST_BEAM, LARGEST_COUNT = 64, 1000
 USUAL_COUNT = 3  # passages, where nobody says how many
 _LEAST_ASKED = 8
 LOADING, READY, STOPPING, FAILED = "loading", "ready", "stopping", "failed"
+_LOOK_EVERY = 1.0  # seconds, for another version of the index
 LOG = logging.getLogger(__name__)
 FAILED_SEARCH = "the search failed; the server's log says where."
 _WARM = "warm up"  # a question
@@ -155,7 +156,9 @@ class _Waiting(NamedTuple):
 class Worker:
     """Searches in a thread of its own, from the loading of the index to the last question.
 
-    `loaded` has the searcher, which `opener` makes in that thread, or why it cannot be made.
+    `loaded` has the searcher, which `opener` makes in that thread, or why it cannot be made. When
+    `version` gives another value, a second thread opens the index again, and the next search is of
+    the new one. If it cannot be opened, the log says why, and the old one is searched on.
     """
 
     def __init__(
@@ -165,8 +168,9 @@ class Worker:
         max_batch: int = 64,  # most questions of one search
         max_wait: float = 0.002,  # seconds that the first question of a search waits for others
         max_queue: int = 1024,  # most questions that wait
+        version: Callable[[], object] = lambda: None,
     ) -> None:
-        self._opener = opener
+        self._opener, self._version = opener, version
         self.on_batch: Callable[[int], None] = lambda size: None  # is called with its questions
         self.max_batch, self.max_wait, self.max_queue = max_batch, max_wait, max_queue
         self.state = LOADING
@@ -174,6 +178,9 @@ class Worker:
         self._queue: collections.deque[_Waiting] = collections.deque()
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="search", daemon=True)
+        self._ending = threading.Event()
+        self._follower = threading.Thread(target=self._follow, name="follow", daemon=True)
+        self._seen: object = None  # the version that was opened last
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -213,16 +220,19 @@ class Worker:
             if self.state in (LOADING, READY):
                 self.state = STOPPING
             self._changed.notify()
+        self._ending.set()
 
     def close(self, timeout: float | None = None) -> bool:
         """Stops, and waits until all is answered and the thread ends; whether it did so in time."""
         self.stop()
-        if self._thread.ident is not None:  # it was started
-            self._thread.join(timeout)
+        for thread in (self._thread, self._follower):
+            if thread.ident is not None:  # it was started
+                thread.join(timeout)
         return not self._thread.is_alive()
 
     def _run(self) -> None:
         try:
+            self._seen = self._version()  # before it is opened: at worst it is opened twice
             searcher = self._opener()
             self._warm(searcher)
         except Exception as error:
@@ -233,9 +243,27 @@ class Worker:
             if self.state == LOADING:
                 self.state = READY
         self.loaded.set_result(searcher)
+        self._follower.start()
         while batch := self._next():
             self.on_batch(len(batch))
-            self._answer(searcher, batch)
+            self._answer(self.loaded.result(), batch)
+
+    def _follow(self) -> None:
+        """Opens what replaces the index, beside the old one, until the server stops."""
+        while not self._ending.wait(_LOOK_EVERY):
+            try:
+                if (now := self._version()) == self._seen:
+                    continue
+                self._seen = now  # what cannot be opened is not tried again
+                searcher = self._opener()
+                self._warm(searcher)
+                renewed = Future[Searcher]()
+                renewed.set_result(searcher)
+                self.loaded = renewed
+            except InputError as error:
+                LOG.error("the index has changed, but the old one is searched on: %s", error)
+            except Exception as error:
+                log_fault(error, "opening the changed index")
 
     def _warm(self, searcher: Searcher) -> None:
         """Searches in all sizes that programs are compiled for, so that no client waits for it."""
@@ -243,7 +271,7 @@ class Worker:
         size = 1
         while True:
             searcher.search([Ask(_WARM)] * size)
-            if size >= self.max_batch or self.state != LOADING:
+            if size >= self.max_batch or self.state not in (LOADING, READY):
                 return
             size = min(max(8, 2 * size), self.max_batch)
 

@@ -51,7 +51,7 @@ from qrag_jax.policies.plackett_luce import NOTHING
 from qrag_jax.retrieval.corpus import NAME as CORPUS_MANIFEST
 from qrag_jax.retrieval.corpus import StoredCorpus, names_of
 from qrag_jax.retrieval.exact import ExactIndex
-from qrag_jax.retrieval.index_folder import CORPUS, EXACT
+from qrag_jax.retrieval.index_folder import CORPUS, EXACT, version
 from qrag_jax.rollouts import pool_search
 from qrag_jax.rollouts.block_shapes import choose_row_blocks, rounds_of
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
@@ -525,8 +525,9 @@ def _index(
     settings = dataclasses.replace(config.encoder, path=str(folder))
     encoder = PassageEncoder.of_folder(str(folder), settings, mesh, config.data.max_chunk_tokens)
     encoder = dataclasses.replace(encoder, title_separator=config.data.passage_separator)
-    if (source / CORPUS / CORPUS_MANIFEST).is_file():  # an index that is there already
-        at, stored = source / EXACT, StoredCorpus(source / CORPUS)
+    there = version(source)
+    if (there / CORPUS / CORPUS_MANIFEST).is_file():  # an index that is there already
+        at, stored = there / EXACT, StoredCorpus(there / CORPUS)
     else:
         indexed = index_corpus(source, workdir / INDEX, encoder, stop=stop)
         at, stored = indexed.folder, indexed.corpus

@@ -8,6 +8,7 @@ folder of an index has one part for the corpus and one for each engine over it:
     OUT/exact        the vectors and their manifest, which is written last
     OUT/bm25         the index of words
     OUT/faiss, OUT/qdrant: further engines over the same vectors (`make_engine`)
+    OUT/version-2/..., OUT/current: all of it after a change (`index_change`), and which one it is
 
 The disk holds the corpus and the vectors, and nothing else that grows. What was killed goes on: the
 corpus after its last passages that are known to be on disk, the vectors after their last finished
@@ -25,7 +26,7 @@ import itertools
 import json
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
@@ -55,8 +56,9 @@ from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
 from qrag_jax.models.trunks.transformer import LAYERS
-from qrag_jax.retrieval import bm25, corpus, index_folder
+from qrag_jax.retrieval import bm25, corpus, faiss_index, index_folder
 from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus
+from qrag_jax.retrieval.faiss_index import FLAT, FaissIndex
 from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, QDRANT
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
@@ -333,6 +335,9 @@ _TYPICAL = 2048  # passages by whose lengths blocks are chosen
 class IndexSettings:
     engine: Annotated[str, one_of(ENGINES)] = EXACT  # one of `ENGINES`
     qdrant: QdrantSettings = dataclasses.field(default_factory=QdrantSettings)
+    # A factory string of faiss or the file of an index; "": as before, or flat.
+    faiss: str = ""
+    faiss_search: str = ""  # parameters of its search, such as nprobe=64; "": as before
     dtype: Annotated[str, one_of(DTYPES)] = "float32"  # a name of `DTYPES`
     columns: Columns = dataclasses.field(default_factory=Columns)  # of the corpus' records
     language: str = "english"  # of the words, for the engine bm25 (`BM25Config.of_language`)
@@ -354,24 +359,35 @@ def read_passages(path: Path, settings: IndexSettings) -> Iterator[tuple[str, Pa
         yield where, None if settings.skip_empty and not passage.whole else passage
 
 
-def store_corpus(source: Path | None, settings: IndexSettings, out: Path, stop: StopSignal) -> None:
-    """Writes the corpus of an index from its source, or goes on with it; None: it is there."""
-    folder, record = out / CORPUS, out / SOURCE
-    whole_files.clean_unfinished(out)
-    if source is None:
-        return
-    stats = [(path.name, path.stat()) for path in corpus_files(source)]
+def read_from(source: Path | None, settings: IndexSettings) -> dict[str, Any]:
+    """Tells what passages are read from, as JSON has it; None: from no file."""
+    stats = [(path.name, path.stat()) for path in corpus_files(source)] if source else []
     about = {
         "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats],
         "columns": dataclasses.asdict(settings.columns),
         "skip_empty": settings.skip_empty,
     }
-    about = json.loads(json.dumps(about))
+    return json.loads(json.dumps(about))
+
+
+def store_corpus(
+    read: Callable[[], Iterator[tuple[str, Passage | None]]],
+    about: dict[str, Any],
+    record: Path,
+    stop: StopSignal,
+) -> None:
+    """Writes the corpus of an index beside `record`, or goes on with it.
+
+    Args:
+        read: gives all passages, as `read_passages`.
+        about: tells what they are read from.
+    """
+    out, folder = record.parent, record.parent / CORPUS
     if record.exists() and json.loads(record.read_text(encoding="utf-8")) != about:
         if (folder / corpus.NAME).exists():
             raise InputError(
                 f"{out} holds another corpus, or the files or --columns have changed since it was "
-                "read; give another --index, or delete the folder."
+                "read; give those from before, or another --index, or delete the folder."
             )
         shutil.rmtree(folder, ignore_errors=True)  # it is not finished, and has no vectors
     elif not record.exists() and folder.exists():
@@ -386,7 +402,7 @@ def store_corpus(source: Path | None, settings: IndexSettings, out: Path, stop: 
     with CorpusWriter(folder) as writer, bar:
         done, skipped = len(writer), 0
         bar.update(done)
-        for where, passage in read_passages(source, settings):
+        for where, passage in read():
             if passage is None:
                 skipped += 1
             elif done:
@@ -398,7 +414,7 @@ def store_corpus(source: Path | None, settings: IndexSettings, out: Path, stop: 
 
         def places(numbers: Sequence[int]) -> list[str]:
             """Where these passages are in the files, which are read again."""
-            kept = (where for where, passage in read_passages(source, settings) if passage)
+            kept = (where for where, passage in read() if passage)
             first = [*itertools.islice(kept, max(numbers) + 1)]
             return [first[number] for number in numbers]
 
@@ -408,17 +424,25 @@ def store_corpus(source: Path | None, settings: IndexSettings, out: Path, stop: 
 
 
 def make_engine(
-    engine: str, out: Path, corpus: StoredCorpus, settings: QdrantSettings, stop: StopSignal
+    out: Path, corpus: StoredCorpus, index_settings: IndexSettings, stop: StopSignal
 ) -> None:
     """Makes one of `FURTHER` in an index's folder, or goes on with it; what is whole stays."""
+    settings = index_settings.qdrant
     about: dict[str, Any] = {"engine": EXACT, "corpus": corpus.digest, "count": len(corpus)}
     manifest, vectors = index_folder.open_vectors(out / EXACT, **about)
-    if engine == FAISS:
+    if index_settings.engine == FAISS:
+        made_from, search = index_settings.faiss, index_settings.faiss_search
+        made_as = "" if Path(made_from).is_file() else made_from or FLAT
         try:
             about |= {"engine": FAISS, "encoder": manifest.encoder}
-            index_folder.read_manifest(out / FAISS, **about)
+            there = index_folder.read_manifest(out / FAISS, **about).settings
+            if made_from in ("", there["made_as"]):
+                if search in ("", there["search"]):
+                    return
+                made_as, made_from = there["made_as"], str(out / FAISS / faiss_index.FILE)
         except InputError:  # there is none, or one of other vectors
-            index_folder.write_faiss(out / FAISS, corpus, vectors, manifest.encoder)
+            pass
+        make_faiss(out, corpus, made_from or FLAT, made_as, search)
         return
     with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
 
@@ -430,6 +454,24 @@ def make_engine(
     index.save(out / QDRANT)
     print(f"the collection {settings.collection} at {settings.url} is filled")
     print("the server now builds its graph; until it has, searches are slower")
+
+
+def make_faiss(
+    out: Path, corpus: StoredCorpus, made_from: str | Path, made_as: str, search: str
+) -> None:
+    """Writes an index of faiss over the vectors of an index's folder, and prints its recall.
+
+    Args:
+        made_from: see `FaissIndex.build`.
+        made_as: its factory string; "": it was brought along.
+        search: the parameters of its search, as the user gives them.
+    """
+    manifest, vectors = index_folder.open_vectors(out / EXACT)
+    index = FaissIndex.build(corpus, vectors, made_from, search)
+    index.save(out / FAISS, manifest.encoder, made_as=made_as, search=search)
+    if made_as != FLAT:
+        recall = f"recall@10 against exact search is {index.recall():.3f}"
+        print(f"{made_as or made_from} {search}: {recall}, of passages as questions")
 
 
 class Indexed(NamedTuple):
@@ -459,11 +501,13 @@ def index_corpus(
         encoder: of the passages; None: the engine needs none, or the vectors are finished.
     """
     settings, stop = settings or IndexSettings(), stop or StopSignal()
+    whole, out = out, index_folder.version(out)
     if settings.engine != BM25 and encoder is None and not vectors_are_finished(out):
         raise InputError(f"the engine {settings.engine} compares vectors; give an encoder.")
-    lock = whole_files.file_lock(out / whole_files.LOCK, out, "--index")
-    with lock if jax.process_index() == 0 else contextlib.nullcontext():
-        hosts.first_does(lambda: store_corpus(source, settings, out, stop))
+    with locked(whole):
+        if source is not None:
+            read, about = lambda: read_passages(source, settings), read_from(source, settings)
+            hosts.first_does(lambda: store_corpus(read, about, out / SOURCE, stop))
         stored = StoredCorpus(out / CORPUS)
         if settings.engine == BM25:
             return _index_words(stored, out / BM25, settings.language)
@@ -471,15 +515,24 @@ def index_corpus(
         if encoder is not None:
             indexed = _index_vectors(stored, out / EXACT, encoder, settings, stop)
         if settings.engine in FURTHER:
-            hosts.first_does(
-                lambda: make_engine(settings.engine, out, stored, settings.qdrant, stop)
-            )
+            hosts.first_does(lambda: make_engine(out, stored, settings, stop))
         return indexed._replace(folder=out / settings.engine)
+
+
+@contextlib.contextmanager
+def locked(out: Path) -> Iterator[None]:
+    """Keeps other processes from writing an index; the first host cleans up what one had left."""
+    if jax.process_index() > 0:
+        yield
+        return
+    with whole_files.file_lock(out / whole_files.LOCK, out, "--index"):
+        whole_files.clean_unfinished(out)
+        yield
 
 
 def vectors_are_finished(out: Path) -> bool:
     """Whether an index's folder has all vectors, so that no encoder is needed."""
-    return (out / EXACT / index_folder.NAME).exists()
+    return (index_folder.version(out) / EXACT / index_folder.NAME).exists()
 
 
 def _index_words(stored: StoredCorpus, folder: Path, language: str) -> Indexed:
@@ -509,17 +562,9 @@ def _index_vectors(
     made_of: Any = {"corpus": stored.digest, "encoder": encoder.digest()}
     dtype, storage = DTYPES[settings.dtype]
     of_all: Any = {"engine": EXACT, "count": len(stored), **made_of}
-    about = index_folder.Manifest(**of_all, settings={"storage": storage})
-    on_cpu = Platform.of(encoder.mesh).on_cpu
-    most = CPU_PART if on_cpu else ACCELERATOR_PART
-    parts = index_folder.VectorParts(
-        folder,
-        made_of,
-        count=len(stored),
-        part=settings.part or min(most, _PART_TOKENS // encoder.row_tokens),
-        width=encoder.encoder.width,
-        dtype=dtype,
-    )
+    width, about = encoder.encoder.width, {"storage": storage}
+    about = index_folder.Manifest(**of_all, width=width, dtype=dtype, settings=about)
+    parts = parts_of(folder, about, encoder, settings)
     if (folder / index_folder.NAME).exists():
         found = index_folder.read_manifest(folder, **of_all)
         if found.dtype != dtype:
@@ -533,14 +578,52 @@ def _index_vectors(
                 changed = dataclasses.replace(found, settings=about.settings)
                 index_folder.write_manifest(folder, changed)
         return Indexed(stored, folder)
+    return embed_parts(stored, encoder, parts, about, settings=settings, stop=stop)
+
+
+def parts_of(
+    folder: Path,
+    about: index_folder.Manifest,
+    encoder: PassageEncoder | None,
+    settings: IndexSettings,
+    first: int = 0,
+) -> index_folder.VectorParts:
+    """The vectors of an index, in parts as the devices need them; `encoder` None: there is none."""
+    part = settings.part or 1
+    if encoder is not None and not settings.part:
+        most = CPU_PART if Platform.of(encoder.mesh).on_cpu else ACCELERATOR_PART
+        part = min(most, _PART_TOKENS // encoder.row_tokens)
+    made_of = {"corpus": about.corpus, "encoder": about.encoder}
+    sizes = about.count, part, about.width, about.dtype
+    return index_folder.VectorParts(folder, made_of, *sizes, first)
+
+
+def embed_parts(
+    stored: StoredCorpus,
+    encoder: PassageEncoder | None,
+    parts: index_folder.VectorParts,
+    about: index_folder.Manifest,
+    *,
+    settings: IndexSettings,
+    stop: StopSignal,
+    there: Iterable[np.ndarray] = (),
+) -> Indexed:
+    """Embeds the parts that are not finished, and then makes their folder an index.
+
+    `there`: see `VectorParts.begin`. `encoder` is None where there are no parts.
+    """
+    folder = parts.folder
 
     def begin() -> None:
-        parts.begin()
+        parts.begin(there)
         whole_files.clean_unfinished(folder)
 
     hosts.first_does(begin)
-    workers = settings.workers if settings.workers >= 0 else (0 if on_cpu else 4)
-    numbers, seconds = _embed(encoder, stored, parts, workers, stop)
+    numbers, seconds = list[int](), 0.0
+    if encoder is not None:
+        on_cpu = Platform.of(encoder.mesh).on_cpu
+        workers = settings.workers if settings.workers >= 0 else (0 if on_cpu else 4)
+        numbers, seconds = _embed(encoder, stored, parts, workers, stop)
     notes = parts.finished()
     hosts.together("the parts are counted")  # what finishes them deletes the notes
     if len(notes) < len(parts.numbers):
@@ -575,7 +658,7 @@ def _embed(
     sizes = [sum(len(parts.passages(number)) for number in each) for each in rounds]
     typical = np.linspace(0, total - 1, min(total, _TYPICAL)).astype(np.int64)
     embed = encoder.embed(rows.of(typical).lengths)
-    shape = (min(parts.part, total), encoder.row_tokens)
+    shape = (min(parts.part, total - parts.first), encoder.row_tokens)
 
     def write(number: int, found: Rows, size: int, result: jax.Array) -> None:
         vectors = hosts.rows_here(result)[: len(found.lengths)]  # waits for it

@@ -20,7 +20,7 @@ from qrag_jax.data.sample import LazySamples, Sample, fingerprint
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import has_answer, normalise, worded
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.index_folder import BM25, CORPUS, IndexAt
+from qrag_jax.retrieval.index_folder import BM25, CORPUS, IndexAt, version
 from qrag_jax.retrieval.multi_step import Hit, SingleStepSearch, by_turns
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.runtime import hosts
@@ -50,7 +50,7 @@ def with_negatives(
             raise InputError(
                 f"config.data.negatives.index is not for {name}, which makes its documents."
             )
-    folder = Path(config.index).expanduser()
+    folder = version(Path(config.index).expanduser())
     corpus, samples = StoredCorpus(folder / CORPUS), list(loaded.all)
     found = _kept(run, config, corpus, samples)
 

@@ -202,7 +202,7 @@ class Retriever:
         self.open(folder)
 
     def open(self, folder: str | Path, engine: str = "", url: str = "") -> None:
-        """Opens an index.
+        """Opens an index; what is open stays what it is when the index grows.
 
         Args:
             engine: one of `index_folder.OF_VECTORS`; "": "exact" for the backend jax, else "scan".
@@ -223,7 +223,10 @@ class Retriever:
             )
         self._search = MultiStepSearch(index.open(), self._backend.encoders, self.rules)
         self.deployment = dataclasses.replace(
-            self.deployment, index=str(index.folder), engine=index.engine, url=index.url
+            self.deployment,
+            index=str(Path(folder).expanduser()),  # not the version that is open
+            engine=index.engine,
+            url=index.url,
         )
 
     @overload

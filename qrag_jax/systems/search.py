@@ -176,7 +176,7 @@ def open_index(
     where: str, retriever: str, encoder: PlainEncoder, section: str, *, clean: bool
 ) -> CorpusLibrary:
     """Opens the index that all questions share; `section`: of the config, for messages."""
-    folder = Path(where).expanduser()
+    folder = index_folder.version(Path(where).expanduser())
     if not (folder / CORPUS).is_dir():
         raise InputError(
             f"{section} names {where}, which holds no index; build one there with qrag index."

@@ -24,10 +24,11 @@ from qrag_jax.retrieval import index_folder
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index, Words
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.exact import ExactIndex
-from qrag_jax.retrieval.index_folder import IndexAt, write_faiss
+from qrag_jax.retrieval.faiss_index import FaissIndex
+from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.retrieval.protocol import NONE, Hits, Queries, VectorIndex, Where
 from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
-from qrag_jax.retrieval.vectors import FaissIndex, ScanIndex
+from qrag_jax.retrieval.vectors import ScanIndex
 from tests.retrieval.qdrant_stand_in import running
 from tests.retrieval.small_corpus import (
     WIDTH,
@@ -107,7 +108,9 @@ def both_files(folder: Path, corpus: StoredCorpus, vectors: np.ndarray) -> None:
 OF_VECTORS = {
     "exact": Engine(by_vectors, exact_files),
     "scan": Engine(by_vectors, exact_files, ScanIndex),
-    "faiss": Engine(by_vectors, lambda f, c, v: write_faiss(f / "faiss", c, v), FaissIndex),
+    "faiss": Engine(
+        by_vectors, lambda f, c, v: FaissIndex.build(c, v).save(f / "faiss"), FaissIndex
+    ),
     "qdrant": Engine(by_vectors, lambda f, c, v: qdrant(c, v).save(f / "qdrant"), qdrant),
 }
 ENGINES = OF_VECTORS | {

@@ -14,9 +14,9 @@ import pytest
 
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.retrieval.multi_step import SingleStepSearch
-from qrag_jax.retrieval.vectors import FaissIndex
 from qrag_jax.serving.searcher import Ask, Busy, Outcome, Searcher, Worker
 from qrag_jax.systems.retriever import open_plain
 from tests.retrieval.test_multi_step import CORPUS, GREEDY, same, search_of, towers_of
