@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,7 +26,7 @@ from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.serving import app
 from qrag_jax.serving.searcher import Searcher, Worker
 from qrag_jax.systems.retriever import open_plain
-from tests.entry_points import ROOT, Commands, refusal
+from tests.entry_points import ROOT, Commands, refusal, wait_until
 from tests.serving.served import LIMIT, WORDS, Served, damage, serving, started, words_index
 
 
@@ -157,6 +158,40 @@ def test_health_waits_for_the_index(index: Path) -> None:
     worker.loaded.result(LIMIT)
     assert client.get("/health").json()["passages"] == len(WORDS)
     assert worker.close(LIMIT)
+
+
+def test_a_changed_index_is_taken_over_while_all_questions_are_answered(
+    commands: Commands, tmp_path: Path
+) -> None:
+    """Also if a second change comes before the first is taken, or one cannot be opened."""
+    index, ids = tmp_path / "index", tmp_path / "ids.txt"
+    words_index(index)
+    more = tmp_path / "more.jsonl"
+    own = (f"--index={index}", f"--add={more}")
+
+    def titles(server: Served, question: str) -> list[str]:
+        answer = server.post("/search", {"questions": [question], "topk": 3})
+        assert answer.status_code == 200, answer.text
+        return [hit["title"] for hit in answer.json()["hits"][0]]
+
+    def taken_over(server: Served, passages: int) -> bool:
+        """Whether it is, after questions whose words all versions have."""
+        assert "Lamps" in titles(server, "lamps")
+        return httpx.get(server.url + "/health", timeout=LIMIT).json()["passages"] == passages
+
+    with serving(commands, index, "--engine=bm25") as server:
+        assert titles(server, "stars") == ["Stars"]
+        ids.write_text("p6\n")  # of "stars"
+        for number, word in enumerate(("planets", "comets")):
+            more.write_text(json.dumps({"id": f"new {number}", "title": word, "text": word}) + "\n")
+            removed = () if number else (f"--remove={ids}",)
+            commands.succeed("index", *own, *removed)
+        wait_until(lambda: taken_over(server, len(WORDS) + 1), server.process)
+        assert titles(server, "planets comets stars") == ["planets", "comets"]
+        shutil.copytree(index / "version-3" / "corpus", index / "version-4" / "corpus")
+        (index / "current").write_text("version-4")  # it has no engine
+        time.sleep(1.5)
+        assert titles(server, "comets") == ["comets"]
 
 
 # -------------------------------------------------- as a tool (MCP)
