@@ -246,7 +246,7 @@ class Worker:
         self._follower.start()
         while batch := self._next():
             self.on_batch(len(batch))
-            self._answer(self.loaded.result(), batch)
+            self._answer(batch)
 
     def _follow(self) -> None:
         """Opens what replaces the index, beside the old one, until the server stops."""
@@ -293,13 +293,13 @@ class Worker:
             if batch := [one for one in taken if one.future.set_running_or_notify_cancel()]:
                 return batch
 
-    def _answer(self, searcher: Searcher, batch: Sequence[_Waiting]) -> None:
+    def _answer(self, batch: Sequence[_Waiting]) -> None:
         try:
-            outcomes = searcher.search([waiting.ask for waiting in batch])
+            outcomes = self.loaded.result().search([waiting.ask for waiting in batch])
         except Exception as error:
             if len(batch) > 1:  # one of them may be the reason
                 for waiting in batch:
-                    self._answer(searcher, [waiting])
+                    self._answer([waiting])
             else:
                 log_fault(error, "a search")
                 batch[0].future.set_exception(SearchFailed(FAILED_SEARCH))

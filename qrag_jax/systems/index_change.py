@@ -25,7 +25,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.faiss_index import FILE
 from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, NAME, QDRANT, read_manifest
 from qrag_jax.retrieval.protocol import NONE, Passage
-from qrag_jax.runtime import hosts
+from qrag_jax.runtime import hosts, whole_files
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.indexing import (
     ENGINES,
@@ -54,7 +54,7 @@ def change_index(
     settings: IndexSettings | None = None,
     stop: StopSignal | None = None,
 ) -> Indexed:
-    """Changes a finished index, or goes on with that; all hosts call this.
+    """Changes a finished index, or goes on with that; all hosts call this, and see the files.
 
     Its engines are those of the old version, but Qdrant, whose collection is of the old one.
 
@@ -104,6 +104,7 @@ def change_index(
 
         def store() -> None:
             index_folder.delete_others(out)
+            whole_files.clean_unfinished(new)
             store_corpus(read, about, new / CHANGE, stop)
 
         hosts.first_does(store)

@@ -505,9 +505,13 @@ def index_corpus(
     if settings.engine != BM25 and encoder is None and not vectors_are_finished(out):
         raise InputError(f"the engine {settings.engine} compares vectors; give an encoder.")
     with locked(whole):
-        if source is not None:
-            read, about = lambda: read_passages(source, settings), read_from(source, settings)
-            hosts.first_does(lambda: store_corpus(read, about, out / SOURCE, stop))
+
+        def store() -> None:
+            if source is not None:
+                about = read_from(source, settings)
+                store_corpus(lambda: read_passages(source, settings), about, out / SOURCE, stop)
+
+        hosts.first_does(store)
         stored = StoredCorpus(out / CORPUS)
         if settings.engine == BM25:
             return _index_words(stored, out / BM25, settings.language)
@@ -615,8 +619,8 @@ def embed_parts(
     folder = parts.folder
 
     def begin() -> None:
-        parts.begin(there)
         whole_files.clean_unfinished(folder)
+        parts.begin(there)
 
     hosts.first_does(begin)
     numbers, seconds = list[int](), 0.0

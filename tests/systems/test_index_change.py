@@ -174,7 +174,7 @@ def test_a_full_disk_leaves_the_old_index_whole(
 ) -> None:
     index = Path(shutil.copytree(old, full_disk / "index"))
     before = found(index, tower)
-    rows = [{"id": f"q{n}", "text": f"{n} piano " * 9000} for n in range(9)]
+    rows = [{"id": f"q{n}", "text": f"{n} piano " * 9000} for n in range(20)]
     add = write_lines(tmp_path / "more.jsonl", rows)
     with pytest.raises(InputError, match="No space left"), writing(index, "--index"):
         change_index(index, tower, add=add, settings=SETTINGS)
