@@ -220,7 +220,7 @@ def test_approximate_indexes_of_faiss(
     brought.add(exact.vectors(range(OLD)))  # it lacks the passage that was added
     faiss.write_index(brought, str(tmp_path / "brought.faiss"))
     of(str(tmp_path / "brought.faiss"), "efSearch=64")
-    assert recall() == 1
+    assert recall() > 0.9
     assert IndexAt(old, FAISS).open().index.ntotal == OLD + 1
     for factory, search in (("IVF99,Flat", ""), ("Nothing", ""), ("HNSW8", "nprobe=a")):
         with pytest.raises(InputError, match=factory):
