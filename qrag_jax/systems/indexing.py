@@ -662,7 +662,7 @@ def _embed(
     sizes = [sum(len(parts.passages(number)) for number in each) for each in rounds]
     typical = np.linspace(0, total - 1, min(total, _TYPICAL)).astype(np.int64)
     embed = encoder.embed(rows.of(typical).lengths)
-    shape = (min(parts.part, total - parts.first), encoder.row_tokens)
+    shape = (min(parts.part, total), encoder.row_tokens)
 
     def write(number: int, found: Rows, size: int, result: jax.Array) -> None:
         vectors = hosts.rows_here(result)[: len(found.lengths)]  # waits for it
