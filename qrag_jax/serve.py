@@ -74,12 +74,16 @@ def main() -> int:
         logging.getLogger("absl").setLevel(logging.CRITICAL)
     if flags.FLAGS.verbosity > 0:
         logging.getLogger("qrag_jax").setLevel(logging.DEBUG)
-    limits = {"max_batch": BATCH.value, "max_queue": QUEUE.value, "max_wait": WAIT.value / 1000}
+    limits: dict[str, Any] = {
+        "max_batch": BATCH.value,
+        "max_queue": QUEUE.value,
+        "max_wait": WAIT.value / 1000,
+    }
     try:
         with StopSignal() as stop:
             _, _ = search_flags.index(), search_flags.kind()  # refused before anything is loaded
             how = *search_flags.trained(), search_flags.plain_encoder()
-            folder = Path(search_flags.INDEX.value).expanduser()
+            folder = Path(search_flags.INDEX.value or "").expanduser()
             limits["version"] = functools.partial(index_folder.version, folder)
             (_serve_mcp if MCP.value else _serve_http)(
                 lambda: open_searcher(search_flags.index(), *how), limits, stop

@@ -330,14 +330,13 @@ class IndexAt:
             return QdrantIndex.open(at / QDRANT, corpus, url=self.url, encoder=by)
         if self.engine == HYBRID:
             return FusedIndex([IndexAt(at, name).open() for name in (BM25, EXACT)])
-        if self.engine in (SCAN, FAISS):
-            vectors = None
-            if self.engine == SCAN or self._has(EXACT):
-                _, vectors = open_vectors(at / EXACT, engine=EXACT, corpus=corpus.digest)
-            if self.engine == SCAN:
-                return ScanIndex(corpus, vectors)
+        about: dict[str, Any] = {"engine": EXACT, "corpus": corpus.digest}
+        if self.engine == SCAN:
+            return ScanIndex(corpus, open_vectors(at / EXACT, **about)[1])
+        if self.engine == FAISS:
             from qrag_jax.retrieval.faiss_index import FaissIndex
 
+            vectors = open_vectors(at / EXACT, **about)[1] if self._has(EXACT) else None
             if self._has(FAISS):
                 return FaissIndex.open(at / FAISS, corpus, vectors, encoder=by)
             return FaissIndex(corpus, vectors)

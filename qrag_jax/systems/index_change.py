@@ -95,7 +95,7 @@ def change_index(
         kept = np.delete(np.arange(len(stored)), removed)
 
         def read() -> Iterator[tuple[str, Passage | None]]:
-            for number in kept:
+            for number in kept.tolist():
                 yield f"{out}, passage {number}", stored.passages([number])[0]
             if add is not None:
                 yield from read_passages(add, settings)

@@ -566,8 +566,8 @@ def _index_vectors(
     made_of: Any = {"corpus": stored.digest, "encoder": encoder.digest()}
     dtype, storage = DTYPES[settings.dtype]
     of_all: Any = {"engine": EXACT, "count": len(stored), **made_of}
-    width, about = encoder.encoder.width, {"storage": storage}
-    about = index_folder.Manifest(**of_all, width=width, dtype=dtype, settings=about)
+    how: Any = {"width": encoder.encoder.width, "settings": {"storage": storage}}
+    about = index_folder.Manifest(**of_all, dtype=dtype, **how)
     parts = parts_of(folder, about, encoder, settings)
     if (folder / index_folder.NAME).exists():
         found = index_folder.read_manifest(folder, **of_all)
