@@ -35,10 +35,9 @@ from qrag_jax.learners.policy import PerAction, PolicyLearner, action_loss
 from qrag_jax.learners.state import Critic
 from qrag_jax.learners.update import Sums, added, over_axis
 from qrag_jax.models.compute.lora import Leaves, attach, merge, trainable
+from qrag_jax.models.compute.packing import add_rows, shared_layout, take_rows
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.ragged import TokenCount
-from qrag_jax.models.compute.row_sums import add_rows, take_rows
-from qrag_jax.models.compute.sharing import shared_layout
 from qrag_jax.models.trunks.transformer import HEAD, WORDS, Params, Transformer
 from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
 from qrag_jax.rollouts.token_blocks import TokenBlocks

@@ -38,8 +38,7 @@ from qrag_jax.learners.update import (
     counted,
     padding_share,
 )
-from qrag_jax.models.compute.dropout import with_key
-from qrag_jax.models.compute.lora import Adapted, merge, of_tower
+from qrag_jax.models.compute.lora import Adapted, merge, of_tower, with_key
 from qrag_jax.models.compute.ragged import (
     TokenCount,
     TokenRows,
@@ -196,10 +195,8 @@ def with_dropout(
 
     Target towers have other keys than online ones; target adapters get none and drop nothing.
     """
-    if key is None:
+    if key is None or (target and isinstance(params, Adapted)):
         return params
-    if isinstance(params, Adapted):
-        return params if target else params._replace(dropout_key=jax.random.split(key, 2))
     return with_key(params, jax.random.split(key, (2, 2))[int(target)])
 
 

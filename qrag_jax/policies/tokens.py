@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.models.compute.precision import exact
+from qrag_jax.models.compute.precision import rounded_einsum
 
 _LOWEST = -1e30  # below every logit; -inf would make NaNs of differences
 
@@ -75,18 +75,8 @@ class _Blocks:
 
     def logits(self, part: jax.Array) -> jax.Array:
         """float32 `[S, size]`, divided by the temperature."""
-        product = _product(self.how, self.hidden, part, ((1,), (1,)))
+        product = rounded_einsum(self.how.products, "sh,vh->sv", self.hidden, part)
         return product / self.how.temperature
-
-
-def _product(how: Vocabulary, one, other, contracted):
-    return jax.lax.dot_general(
-        one.astype(how.products),
-        other.astype(how.products),
-        (contracted, ((), ())),
-        precision=exact(how.products),
-        preferred_element_type=jnp.float32,
-    )
 
 
 def _forward(how, hidden, head, tokens):
@@ -132,9 +122,9 @@ def _backward(how, saved, gradient):
         chosen = (tokens[:, None] == words[None]).astype(jnp.float32)
         each = of_log_probs * (chosen - powers) - of_entropy * powers * (logits - mean[:, None])
         each = jnp.where(new[None], each, 0.0) / how.temperature
-        of_hidden += _product(how, each, part, ((1,), (0,)))
+        of_hidden += rounded_einsum(how.products, "sv,vh->sh", each, part)
         # JAX leaves this out where nobody asks for the gradient of the head.
-        own = _product(how, each, hidden, ((0,), (0,)))
+        own = rounded_einsum(how.products, "sv,sh->vh", each, hidden)
         before = jax.lax.dynamic_slice_in_dim(of_head, words[0], blocks.size)
         of_head = jax.lax.dynamic_update_slice_in_dim(of_head, before + own, words[0], 0)
         return of_hidden, of_head

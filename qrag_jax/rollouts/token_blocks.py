@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from qrag_jax.models.compute.sharing import RowLengths
+from qrag_jax.models.compute.packing import RowLengths
 from qrag_jax.rollouts.trajectories import TokenBatch
 
 _MULTIPLE = 8  # lengths of rows are multiples of it
@@ -44,7 +44,7 @@ class BlockShape(NamedTuple):
 class TokenBlocks:
     """B blocks; device d of D has those from d·B/D on."""
 
-    tokens: jax.Array  # int32 `[B, T]`, packed as in `models.compute.sharing.shared_layout`
+    tokens: jax.Array  # int32 `[B, T]`, packed as in `models.compute.packing.shared_layout`
     shared: jax.Array  # int32 `[B, Q]`, tokens that the rows of a group begin with
     lengths: jax.Array  # int32 `[B, Q·M]`, of the rows, the shared tokens included; 0: no row
     place: jax.Array  # int32 `[B, S]`, the place of the hidden state before each sampled token

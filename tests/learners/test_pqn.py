@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,8 +20,7 @@ from qrag_jax.learners.two_towers import (
     make_play_step,
     make_update,
 )
-from qrag_jax.models.compute.dropout import TokenDropout, with_key
-from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.lora import Adapted, with_key
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import TextEncoder
@@ -79,7 +77,7 @@ def whole_towers(
     of_online, of_target = jax.random.split(DROPOUT, (2, 2))
 
     def embed_tower(params: Any, number: int, rows: tuple) -> jax.Array:
-        masks = slow.trunk_dropout(encoder, of_online[number]) if drops else None
+        masks = slow.masks_of(encoder, of_online[number]) if drops else None
         return slow.embed(encoder, encoder.tower(params, number), rows, masks)
 
     actor = Actor(encoder, shapes, dataclasses.replace(CONFIG, **env))
@@ -92,14 +90,14 @@ def adapters_drop() -> Case:
     encoder = dataclasses.replace(slow.ADAPTED, lora_dropout=0.4)
     base = jax.tree.map(jnp.asarray, tower(encoder, 0))
     online, target = (Adapted(base, slow.adapters(seed)) for seed in (0, 1))
-    keyed = online._replace(dropout_key=jax.random.split(DROPOUT, 2))
+    of_online = jax.random.split(DROPOUT, (2, 2))[0]
 
     def dropped(params: Any, number: int, rows: tuple) -> jax.Array:
-        one = encoder.tower(keyed._replace(adapters=params), number)
-        return slow.embed(encoder, one, rows, partial(TokenDropout, rate=0.4))
+        one = encoder.tower(Adapted(base, params), number)
+        return slow.embed(encoder, one, rows, slow.masks_of(encoder, of_online[number]))
 
     actor = Actor(encoder, play_setup.ONE_BUCKET, CONFIG)
-    return Case(actor, online, target, dropped, DROPOUT, (keyed, target))
+    return Case(actor, online, target, dropped, DROPOUT, (with_key(online, of_online), target))
 
 
 def same_targets() -> Case:

@@ -19,8 +19,7 @@ from qrag_jax.models.compute.dropout import TokenDropout, row_digests, token_dig
 from qrag_jax.models.compute.packing import padded_layout
 from qrag_jax.models.heads.embedding import LAST, TextEncoder
 from qrag_jax.models.pretrained import LoraConfig, new_adapters
-from qrag_jax.models.trunks.families import BERT_TABLE
-from qrag_jax.models.trunks.qwen3 import Qwen3Config
+from qrag_jax.models.trunks.families import BERT_TABLE, Qwen3Config
 from qrag_jax.models.trunks.transformer import WORDS, Transformer
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig, Trajectory
 from tests import reference
@@ -88,11 +87,11 @@ def rows_of(
 Dropout = Callable[[jax.Array], TokenDropout]  # from the digests of tokens to their masks
 
 
-def trunk_dropout(encoder: TextEncoder, key: jax.Array) -> Dropout:
-    """The masks of a trunk that drops."""
+def masks_of(encoder: TextEncoder, key: jax.Array) -> Dropout:
+    """The masks of a tower that drops."""
     keys = trunk_keys(key, encoder.module.config.num_hidden_layers)
-    shares = {"hidden": encoder.dropout, "attention": encoder.attention_dropout}
-    return partial(TokenDropout, keys=keys, **shares)
+    shares: Any = {"hidden": encoder.dropout, "attention": encoder.attention_dropout}
+    return partial(TokenDropout, keys=keys, adapters=encoder.lora_dropout, **shares)
 
 
 def embed(

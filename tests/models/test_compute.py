@@ -16,12 +16,12 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.attention import causal_attention, padded_attention
-from qrag_jax.models.compute.linear import linear
-from qrag_jax.models.compute.packing import Blocks, choose_blocks
+from qrag_jax.models.compute.dropout import MULTIPLIER, row_digests
+from qrag_jax.models.compute.lora import linear
+from qrag_jax.models.compute.packing import Blocks, _sorted_sums, add_rows, choose_blocks, take_rows
 from qrag_jax.models.compute.precision import Precision, precision
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, first_of_its_kind
 from qrag_jax.models.compute.rope import rotate
-from qrag_jax.models.compute.row_sums import _sorted_sums, add_rows, take_rows
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.runtime.platform import Platform
 from tests.episodes_maker import FIRST_WORD, VOCAB, tiny_encoder, tower
@@ -200,10 +200,9 @@ def test_any_lengths_in_any_order_in_one_program() -> None:
 
 
 def test_rows_of_equal_hash_are_told_apart_by_their_tokens() -> None:
-    odd = 2 * np.random.default_rng(0).integers(2**31, size=3, dtype=np.uint32) + 1
-    # a·odd0 + b·odd1 = odd0·odd1 (mod 2³²) for (odd1, 0) and (0, odd0): equal hashes.
-    clash = np.array([[odd[1], 0, 7], [0, odd[0], 7], [odd[1], 0, 7]], np.uint32).view(np.int32)
-    hashes = (clash.view(np.uint32) * odd).sum(axis=1, dtype=np.uint32)
-    assert hashes[0] == hashes[1]
-    found = jax.jit(first_of_its_kind)(jnp.asarray(clash), jnp.full(3, 3, jnp.int32))
+    # MULTIPLIER more at the first place weigh as much as one more at the second.
+    clash = np.array([[5 + MULTIPLIER, 5, 7], [5, 6, 7], [5 + MULTIPLIER, 5, 7]], np.int32)
+    lengths = jnp.full(3, 3, jnp.int32)
+    assert len(set(row_digests(jnp.asarray(clash), lengths).tolist())) == 1
+    found = jax.jit(first_of_its_kind)(jnp.asarray(clash), lengths)
     assert found.tolist() == [0, 1, 0]

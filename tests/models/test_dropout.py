@@ -18,29 +18,23 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
-from qrag_jax.models.compute.dropout import KEY as LEAF
 from qrag_jax.models.compute.dropout import (
     TokenDropout,
     drop,
     kept_weights,
+    map_key,
     row_digests,
     token_digests,
     trunk_keys,
-    with_key,
 )
-from qrag_jax.models.compute.lora import Adapted
+from qrag_jax.models.compute.lora import KEY as LEAF
+from qrag_jax.models.compute.lora import Adapted, with_key
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
+from qrag_jax.models.first_encoder import EncoderConfig, load_encoder, with_new_adapters
 from qrag_jax.models.heads.embedding import TextEncoder
-from qrag_jax.models.pretrained import (
-    ALL_LINEAR,
-    LoadedEncoder,
-    LoraConfig,
-    load_encoder,
-    target_modules,
-    with_new_adapters,
-)
+from qrag_jax.models.pretrained import ALL_LINEAR, LoadedEncoder, LoraConfig, target_modules
 from qrag_jax.runtime import mesh as meshes
 from tests.devices import mesh_of
 from tests.support.adapters import with_adapters
@@ -103,10 +97,10 @@ def masks(family: str, config: Any) -> Iterator[np.ndarray]:
                 inner = config.intermediate_size if place == 2 else config.hidden_size
                 yield factors(of_layer[place], inner, HIDDEN)
             else:
-                dropout = TokenDropout(DIGESTS, keys=of_layer, attention=ATTENTION)
+                dropout = TokenDropout(DIGESTS, of_layer, attention=ATTENTION)
                 kept = kept_weights(dropout, jnp.asarray(PLACE), config.num_attention_heads)
                 assert kept is not None
-                yield np.asarray(kept.mask, np.float32) / (1 - ATTENTION)
+                yield np.asarray(kept[0], np.float32) / (1 - ATTENTION)
 
 
 def test_masks_keep_the_share_they_should_and_know_rows_by_content() -> None:
@@ -210,12 +204,13 @@ def test_adapters_drop_where_peft_does(where, family_bases, tmp_path, monkeypatc
     encoder, params = loaded.encoder, Adapted(loaded.params, loaded.adapters, KEY)
     assert encoder.lora_dropout == ADAPTERS
     maps = sorted(target_modules(loaded.table, ALL_LINEAR).items())
-    for number, (_, name) in enumerate(maps):
+    together = {part: fused for fused, parts in loaded.trunk.config.FUSED.items() for part in parts}
+    keys = trunk_keys(KEY, 2)
+    for path, name in maps:
         for layer in range(2):
             module = model.base_model.model.get_submodule(name.format(layer))
-            key = jax.random.fold_in(jax.random.fold_in(KEY, number), layer)
-            mask = factors(jax.random.key_data(key), module.in_features, ADAPTERS)
-            module.lora_dropout["default"] = Masked(mask)
+            key = map_key(keys[layer + 1], together.get(path[-1], path[-1]))
+            module.lora_dropout["default"] = Masked(factors(key, module.in_features, ADAPTERS))
     expected = their_embed_rows(model, encoder, TOKENS[:PRESENT], LENGTHS[:PRESENT])
     cotangents = np.random.default_rng(1).standard_normal((8, 32)).astype(np.float32)
     (expected * torch.tensor(cotangents[:PRESENT])).sum().backward()
@@ -246,4 +241,4 @@ def test_adapters_of_some_targets_change_nothing_at_first(family_bases) -> None:
 
 def test_a_model_without_dropout_is_refused(tmp_path) -> None:
     with pytest.raises(InputError, match="dropout"):
-        load_encoder(write_small_model("qwen3", tmp_path), dropout=0.1)
+        load_encoder(write_small_model("qwen3", tmp_path), EncoderConfig(dropout=0.1))

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from qrag_jax.models.compute.dropout import KeptWeights
+from qrag_jax.models.compute.packing import Layout, from_rows, to_rows
 from qrag_jax.models.compute.precision import FUSED, PRODUCTS, Precision, rounded_einsum
 from qrag_jax.runtime.platform import is_deterministic
 
@@ -21,13 +22,6 @@ _PARTS, _SHORTEST_PART = 4, 48
 # The function of JAX that lowers cuDNN's calls, and fields of what it writes.
 _LOWERS = "create_dot_product_attention_backend_config"
 _FIELDS, _OF_GRADIENTS = "cudnn_fmha_backend_config", "bmm1_grad_gemm1_dot_dimension_numbers"
-
-
-class Behind(NamedTuple):
-    """Queries that begin behind the starts of their rows."""
-
-    position: jax.Array  # `[B]`, of each row's first query
-    most: int  # the largest that it can be
 
 
 class Window(NamedTuple):
@@ -102,7 +96,8 @@ def causal_attention(
     lengths: jax.Array,
     precision: Precision,
     *,
-    first: Behind | None = None,
+    first: jax.Array | None = None,
+    most: int = 0,
 ) -> jax.Array:
     """As `padded_attention`, where a query sees no later key, and heads share keys and values.
 
@@ -112,8 +107,9 @@ def causal_attention(
         query: `[B, L, heads, d]`.
         key, value: `[B, L, groups, d]`. Query heads i·heads/groups to (i+1)·heads/groups - 1 share
             those of group i (Ainslie et al., arXiv 2305.13245).
-        first: where the queries of rows begin, of which there may then be fewer than keys; None: at
-            the rows' starts. Only batched products take it.
+        first: `[B]`, the position of each row's first query, of which there may then be fewer than
+            keys; None: 0. Only batched products take it.
+        most: the largest that these can be.
     """
     if precision.attention != PRODUCTS:
         fused = _takes_fused_kernel(query, precision)
@@ -122,13 +118,13 @@ def causal_attention(
     # its last one's position.
     batch, asking, heads, width = query.shape
     length, groups = key.shape[1:3]
-    behind = first or Behind(jnp.zeros(1, jnp.int32), 0)
+    first = jnp.zeros(1, jnp.int32) if first is None else first
     size = max(_SHORTEST_PART, -(-asking // _PARTS))
     found = []
     for start in range(0, asking, size):
         end = min(start + size, asking)
-        seen = min(length, behind.most + end)
-        own = behind.position[:, None] + jnp.arange(start, end)[None]
+        seen = min(length, most + end)
+        own = first[:, None] + jnp.arange(start, end)[None]
         bias = jnp.where(jnp.arange(seen)[None, None] <= own[..., None], 0.0, MASKED)
         bias = jnp.tile(bias, (1, heads // groups, 1))
         bias = jnp.repeat(bias, groups if len(bias) > 1 else 1, axis=0)
@@ -137,6 +133,50 @@ def causal_attention(
         attended = _attend(precision.products, 0.0, tuple(part), (bias, None), None)
         found.append(attended.reshape(batch, heads, end - start, width))
     return jnp.concatenate(found, axis=2).transpose(0, 2, 1, 3)
+
+
+def shared_attention(
+    query: jax.Array, key: jax.Array, value: jax.Array, layout: Layout, precision: Precision
+) -> jax.Array:
+    """Causal attention of packed tokens, by whole rows or in parts.
+
+    In parts, a row's own tokens see the whole row, and a group's shared tokens see each other,
+    once. Fused kernels take whole rows: for them few long rows are better than many short ones.
+
+    Args:
+        query: `[T, heads, d]`; key, value: `[T, groups, d]`.
+
+    Returns:
+        `[T, heads · d]`, 0 at unused places.
+    """
+
+    def rows(x: jax.Array, layout: Layout) -> jax.Array:
+        flat = to_rows(x.reshape(len(x), -1), layout)
+        return flat.reshape(*layout.place.shape, *x.shape[1:])
+
+    def packed(x: jax.Array, layout: Layout) -> jax.Array:
+        return from_rows(x.reshape(*x.shape[:2], -1), layout)
+
+    def of_row_starts(layout: Layout) -> jax.Array:
+        lengths = jnp.maximum(layout.lengths, 1)
+        heads = rows(query, layout), rows(key, layout), rows(value, layout)
+        attended = causal_attention(*heads, lengths, precision)
+        return packed(attended, layout)
+
+    shared = layout.shared
+    if shared is None or shared.own is None or precision.attention != PRODUCTS:
+        return of_row_starts(layout)
+    attended = causal_attention(
+        rows(query, shared.own),
+        rows(key, layout),
+        rows(value, layout),
+        jnp.maximum(layout.lengths, 1),
+        precision,
+        first=jnp.repeat(shared.counts, len(layout.lengths) // len(shared.counts)),
+        most=0 if shared.prompts is None else shared.prompts.place.shape[1],
+    )
+    own = packed(attended, shared.own)
+    return own if shared.prompts is None else own + of_row_starts(shared.prompts)
 
 
 def _takes_fused_kernel(query: jax.Array, precision: Precision) -> bool:
@@ -223,7 +263,8 @@ def _by_products(of_rows, lengths, products, kept, shared):
     outside = jnp.where(jnp.arange(length)[None] < lengths[:, None], 0.0, MASKED)
     outside = jnp.repeat(outside, heads, axis=0)[:, None]
     scaled = query * jnp.asarray(width**-0.5, query.dtype)
-    mask, rate = (kept.mask.reshape(batch * heads, -1, length), kept.rate) if kept else (None, 0.0)
+    mask, rate = kept or (None, 0.0)
+    mask = None if mask is None else mask.reshape(batch * heads, -1, length)
     by_head = tuple(_by_group(heads, x) for x in (scaled, key, value))
     result = _attend(products, rate, by_head, (outside, shared), mask)
     return result.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)

@@ -8,14 +8,15 @@ masks, on any device.
 
 A trunk drops where BERT does (Devlin et al., 2019): embeddings, attention weights, and what
 attention and the feed-forward add to the residual. GTE also drops gated hidden values, and
-ModernBERT drops these instead of what the feed-forward adds. A trunk drops only if its parameters
-contain a key, that is in the towers of a training step (`with_key`).
+ModernBERT drops these instead of what the feed-forward adds. Where adapters are trained, the frozen
+trunk drops nothing, and the adapters' inputs are dropped. There is dropout only if a tower has a
+key, that is in a training step (`lora.without_key`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+import zlib
 
 import jax
 import jax.numpy as jnp
@@ -29,8 +30,7 @@ BETWEEN_HEADS = 2**16  # larger than any key's position
 # EMBEDDINGS alone; the other depths, one per layer, have the places below.
 EMBEDDINGS = 0
 ATTENTION_WEIGHTS, ATTENTION_OUTPUT, GATED, OUTPUT = PLACES = range(4)
-
-KEY = "dropout_key"  # leaf next to the parameters of a tower whose trunk drops
+ADAPTERS = 0  # the place whose key the maps' own keys are made from: with adapters it is free
 
 
 @jax.tree_util.register_dataclass
@@ -39,15 +39,20 @@ class TokenDropout:
     """What dropout needs to know about the tokens of a block."""
 
     digests: jax.Array  # uint32 `[T]`, a hash of each token's row and position
-    # p, the share of the adapters' inputs that is dropped
-    rate: float = dataclasses.field(default=0.0, metadata={"static": True})
-    # keys of a trunk that drops, uint32 `[depths, places, 2]`, or `[places, 2]` at one depth. None:
-    # the trunk drops nothing
-    keys: jax.Array | None = None
-    # p, the share of hidden states that the trunk drops
+    keys: jax.Array  # uint32 `[depths, places, 2]`, or `[places, 2]` at one depth
+    # p, the shares that are dropped: of hidden states, attention weights and inputs of adapters
     hidden: float = dataclasses.field(default=0.0, metadata={"static": True})
-    # p, the share of attention weights that the trunk drops
     attention: float = dataclasses.field(default=0.0, metadata={"static": True})
+    adapters: float = dataclasses.field(default=0.0, metadata={"static": True})
+
+    def at_depth(self, depth: int | jax.Array) -> TokenDropout:
+        """With the keys of one depth: 0 is before all layers, n is layer n - 1."""
+        return dataclasses.replace(self, keys=self.keys[depth])
+
+
+def trunk_keys(key: jax.Array, layers: int) -> jax.Array:
+    """A tower's PRNG key → uint32 `[layers + 1, places, 2]`, the keys of all places."""
+    return jax.random.key_data(jax.random.split(key, (layers + 1, len(PLACES))))[..., :2]
 
 
 def row_digests(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -71,7 +76,7 @@ def token_digests(rows: jax.Array, position: jax.Array) -> jax.Array:
 def drop(x: jax.Array, key: jax.Array, digests: jax.Array, rate: float) -> jax.Array:
     """`[T, I]` with each entry set to 0 with probability p, else divided by 1 - p; in x's dtype.
 
-    `key`, uint32 `[2]`, belongs to one linear map in one layer; p is the rate. Feature i of a
+    `key`, uint32 `[2]`, belongs to one place or map in one layer; p is the rate. Feature i of a
     token is dropped if mix(mix(digest ^ key_0) + mix(i + key_1)) / 2³² < p. Threefry, JAX's default
     generator, would nearly double the time of a gradient (`ragged.pull_back`) on CPU.
     """
@@ -95,48 +100,21 @@ def mix(number: jax.Array) -> jax.Array:
     return number ^ (number >> 16)
 
 
-# ---------------------------------------------------------------------- in a trunk
-
-
-def with_key(params: Any, key: jax.Array) -> Any:
-    """Adds a PRNG key to stacked parameters, so that their trunk drops.
-
-    The parameters are those of one tower, or of several towers stacked on axis 0 with one key each.
-    """
-    return params | {KEY: key}
-
-
-def without_key(params: Any) -> tuple[Any, jax.Array | None]:
-    """The parameters without their key, and the key (None if they have none)."""
-    return {name: leaf for name, leaf in params.items() if name != KEY}, params.get(KEY)
-
-
-def trunk_keys(key: jax.Array, layers: int) -> jax.Array:
-    """A tower's PRNG key → uint32 `[layers + 1, places, 2]`, the keys of all places."""
-    return jax.random.key_data(jax.random.split(key, (layers + 1, len(PLACES))))[..., :2]
-
-
-def at_depth(dropout: TokenDropout | None, depth: int | jax.Array) -> TokenDropout | None:
-    """`dropout` with the keys of one depth: 0 is before all layers, n is layer n - 1."""
-    if dropout is None or dropout.keys is None:
-        return dropout
-    return dataclasses.replace(dropout, keys=dropout.keys[depth])
-
-
 def drop_hidden(x: jax.Array, dropout: TokenDropout | None, place: int) -> jax.Array:
     """Drops hidden states `[T, I]` as `drop` does, with the key of `place`; without dropout, x."""
-    if dropout is None or dropout.keys is None or not dropout.hidden:
+    if dropout is None or not dropout.hidden:
         return x
     return drop(x, dropout.keys[place], dropout.digests, dropout.hidden)
 
 
-class KeptWeights(NamedTuple):
-    """The attention weights that dropout keeps."""
+def map_key(keys: jax.Array, name: str) -> jax.Array:
+    """The key, uint32 `[2]`, of the inputs of the adapter on a layer's map of this name."""
+    return keys[ADAPTERS] ^ np.uint32(zlib.crc32(name.encode()))
 
-    # bool `[R, heads, L, L]`, by query and key. True: the weight is kept and divided by 1 - rate;
-    # False: it becomes 0
-    mask: jax.Array
-    rate: float  # p, the share that is dropped
+
+# bool `[R, heads, L, L]`, by query and key, and the share p that is dropped. True: the weight is
+# kept and divided by 1 - p; False: it becomes 0.
+KeptWeights = tuple[jax.Array, float]
 
 
 def kept_weights(dropout: TokenDropout | None, place: jax.Array, heads: int) -> KeptWeights | None:
@@ -148,7 +126,7 @@ def kept_weights(dropout: TokenDropout | None, place: jax.Array, heads: int) -> 
         dropout: with the keys of one layer.
         place: `[R, L]`, the place in the block of each token of a row.
     """
-    if dropout is None or dropout.keys is None or not dropout.attention:
+    if dropout is None or not dropout.attention:
         return None
     key = dropout.keys[ATTENTION_WEIGHTS]
     number = jnp.arange(heads, dtype=jnp.uint32)[:, None] * jnp.uint32(BETWEEN_HEADS)
@@ -156,4 +134,4 @@ def kept_weights(dropout: TokenDropout | None, place: jax.Array, heads: int) -> 
     of_keys = mix(features + key[1])  # [heads, L]
     of_queries = mix(dropout.digests ^ key[0])[place]  # [R, L]
     mask = _kept(of_queries[:, None, :, None] + of_keys[None, :, None], dropout.attention)
-    return KeptWeights(mask, dropout.attention)
+    return mask, dropout.attention

@@ -1,27 +1,126 @@
-"""Low-rank adapters (LoRA; Hu et al., arXiv 2106.09685), trained next to a frozen encoder.
+"""Linear maps, and low-rank adapters on them (LoRA; Hu et al., arXiv 2106.09685).
 
-A linear map becomes x·W + s·(x·A)·B with s = alpha / rank. W and all other parameters of the base
-are frozen: one copy serves both towers, online and target. A tree of adapters uses the paths of the
-stacked parameters: `layers/query/lora_a` `[n, in, r]` and `layers/query/lora_b` `[n, r, out]`.
+With an adapter a linear map becomes x·W + s·(x·A)·B with s = alpha / rank. W and all other
+parameters of the base are frozen: one copy serves both towers, online and target. A tree of
+adapters uses the paths of the stacked parameters: `layers/query/lora_a` `[n, in, r]` and
+`layers/query/lora_b` `[n, r, out]`.
 
-With dropout the map is x·W + s·(d(x)·A)·B, where d is `dropout.drop` with a separate mask for each
-map, as in the library PEFT. Dropout acts only if there is a key, that is in the online towers of a
-training step.
+With dropout it is x·W + s·(d(x)·A)·B, where d is `dropout.drop` with a mask for each map that is
+computed. Maps that are computed as one, such as query, key and value, share theirs. Dropout acts
+only if there is a key, that is in the online towers of a training step.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 
-from qrag_jax.models.compute.linear import ADAPTER, LORA_A, LORA_B, LORA_KEY
-from qrag_jax.models.trunks.transformer import Params, Transformer
+from qrag_jax.models.compute.dropout import TokenDropout, drop, map_key
+from qrag_jax.models.compute.precision import rounded_einsum
+
+if TYPE_CHECKING:
+    from qrag_jax.models.trunks.transformer import Params, Transformer
 
 Leaves = dict[tuple[str, ...], jax.Array]  # by path
+LORA_A, LORA_B = ADAPTER = ("lora_a", "lora_b")  # leaves next to the kernel of a map
+KEY = "dropout_key"  # leaf next to the parameters of a tower that drops
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def linear(
+    products: jnp.dtype, x: jax.Array, kernel: jax.Array, bias: jax.Array | None = None
+) -> jax.Array:
+    """x·W + b over the last axis: x `[..., I]`, kernel `[I, O]`, bias `[O]` → `[..., O]`.
+
+    Factors are rounded to the dtype `products`, sums inside products are float32, the result has
+    x's dtype. The gradients of kernel and bias have the dtypes of kernel and bias. They are
+    computed from x and the cotangent as these lie in memory. Autodiff would transpose both first,
+    and on CPU those copies cost a tenth of a training step.
+    """
+    rows = x.reshape(-1, x.shape[-1])
+    product = rounded_einsum(products, "ni,io->no", rows, kernel, x.dtype)
+    product = product.reshape(*x.shape[:-1], kernel.shape[-1])
+    return product if bias is None else product + bias.astype(x.dtype)[(None,) * (x.ndim - 1)]
+
+
+def _forward(products, x, kernel, bias=None):
+    return linear(products, x, kernel, bias), (x, kernel, bias)
+
+
+def _backward(products, saved, gradient):
+    x, kernel, bias = saved
+    rows, product = x.reshape(-1, x.shape[-1]), partial(rounded_einsum, products)
+    gradient = gradient.reshape(-1, gradient.shape[-1])
+    d_x = product("no,io->ni", gradient, kernel, x.dtype).reshape(x.shape)
+    d_kernel = product("ni,no->io", rows, gradient).astype(kernel.dtype)
+    d_bias = None
+    if bias is not None:
+        d_bias = gradient.astype(jnp.float32).sum(axis=0).astype(bias.dtype)
+    return d_x, d_kernel, d_bias
+
+
+linear.defvjp(_forward, _backward)
+
+
+class Linear(nn.Module):
+    """`linear` as a Flax module with the parameters of `nn.Dense`.
+
+    If the parameters also have `lora_a` `[I, r]` and `lora_b` `[r, O]`, it adds (x·A)·B.
+    """
+
+    features: int  # O
+    products: jnp.dtype = jnp.float32
+    use_bias: bool = True
+
+    @nn.compact
+    def __call__(self, x: jax.Array, dropout: TokenDropout | None = None) -> jax.Array:
+        """`[..., I]` → `[..., features]` in x's dtype; only what A multiplies is dropped."""
+        shape, of_map = (x.shape[-1], self.features), partial(linear, self.products)
+        kernel = self.param("kernel", nn.initializers.lecun_normal(), shape, jnp.float32)
+        bias = None
+        if self.use_bias:
+            bias = self.param("bias", nn.initializers.zeros_init(), shape[1:], jnp.float32)
+        result = of_map(x, kernel, bias)
+        if not self.has_variable("params", LORA_A):
+            return result
+        a: jax.Array = self.get_variable("params", LORA_A)
+        b: jax.Array = self.get_variable("params", LORA_B)
+        if dropout is not None and dropout.adapters:
+            key = map_key(dropout.keys, str(self.name))
+            x = drop(x, key, dropout.digests, dropout.adapters)
+        return result + of_map(of_map(x, a), b)
+
+
+def side_by_side(parts: Sequence[Mapping[str, jax.Array]]) -> dict[str, jax.Array]:
+    """Joins several linear maps of the same x into the parameters of one `Linear`.
+
+    The arrays may have further axes in front, such as that of stacked layers. Kernels and biases
+    are concatenated. Some parts may have no adapter. The adapters become one adapter whose rank is
+    the sum of their ranks: the matrices A stand side by side, the matrices B form a block diagonal.
+    """
+    plain = [{n: leaf for n, leaf in part.items() if n not in ADAPTER} for part in parts]
+    joined = jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis=-1), *plain)
+    before, width = 0, joined["kernel"].shape[-1]
+    a, b = [], []
+    for part in parts:
+        after = before + part["kernel"].shape[-1]
+        if LORA_A in part:
+            a.append(part[LORA_A])
+            widths = [(0, 0)] * (part[LORA_B].ndim - 1) + [(before, width - after)]
+            b.append(jnp.pad(part[LORA_B], widths))
+        before = after
+    if not a:
+        return joined
+    return joined | {LORA_A: jnp.concatenate(a, axis=-1), LORA_B: jnp.concatenate(b, axis=-2)}
+
+
+# ---------------------------------------------------------------------- adapters on a base
 
 
 class Adapted(NamedTuple):
@@ -38,6 +137,23 @@ def merge(trainable: Params, frozen: Params | None) -> Params | Adapted:
     return trainable if frozen is None else Adapted(frozen, trainable)
 
 
+def with_key(params: Params | Adapted, key: jax.Array) -> Params | Adapted:
+    """Adds a PRNG key to a tower's stacked parameters, so that it drops.
+
+    Several towers stacked on axis 0 take one key each.
+    """
+    if isinstance(params, Adapted):
+        return params._replace(dropout_key=key)
+    return params | {KEY: key}
+
+
+def without_key(params: Params | Adapted) -> tuple[Params | Adapted, jax.Array | None]:
+    """The parameters without their key, and the key (None if they have none)."""
+    if isinstance(params, Adapted):
+        return params._replace(dropout_key=None), params.dropout_key
+    return {name: leaf for name, leaf in params.items() if name != KEY}, params.get(KEY)
+
+
 def of_tower(params: Params | Adapted, number: int | jax.Array) -> Params | Adapted:
     """One of several towers stacked on axis 0; adapters keep their base and their dropout key."""
     if isinstance(params, Adapted):
@@ -46,9 +162,9 @@ def of_tower(params: Params | Adapted, number: int | jax.Array) -> Params | Adap
 
 
 def attach(params: Params | Adapted, scale: float) -> Params:
-    """One tower's parameters; adapters are put next to the kernels, as `Linear` takes them.
+    """One tower's parameters, key included; adapters are put next to the kernels of their base.
 
-    B is multiplied by `scale`. If there is a dropout key, every map gets a key derived from it.
+    This is how `Linear` takes them; B is multiplied by `scale`.
     """
     if not isinstance(params, Adapted):
         return params
@@ -56,28 +172,8 @@ def attach(params: Params | Adapted, scale: float) -> Params:
     leaves = flatten_dict(params.base) | {
         path: leaf * scale if path[-1] == LORA_B else leaf for path, leaf in adapters.items()
     }
-    if params.dropout_key is not None:
-        leaves |= _keys(params.dropout_key, adapters)
-    return unflatten_dict(leaves)
-
-
-def _keys(key: jax.Array, adapters: Leaves) -> Leaves:
-    """The dropout keys, uint32 `[n, 1, 2]`, of every map that has an adapter: one key per layer.
-
-    A key is the tower's key with two numbers folded in: the map's number in the order of the maps'
-    paths, and the layer's number.
-    """
-    leaves: Leaves = {}
-    for number, path in enumerate(sorted(path for path in adapters if path[-1] == LORA_A)):
-        of_map, layers = jax.random.fold_in(key, number), jnp.arange(len(adapters[path]))
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(of_map, layers)
-        leaves[*path[:-1], LORA_KEY] = jax.random.key_data(keys)[:, None, :2]
-    return leaves
-
-
-def has_keys(attached: Params) -> bool:
-    """Whether `attach` was given a dropout key."""
-    return any(path[-1] == LORA_KEY for path in flatten_dict(attached))
+    attached = unflatten_dict(leaves)
+    return attached if params.dropout_key is None else with_key(attached, params.dropout_key)
 
 
 def trainable(
@@ -85,7 +181,7 @@ def trainable(
 ) -> tuple[Leaves, Leaves, Callable[[Leaves], Params]]:
     """Leaves as the trunk takes them, trained and frozen, and how a gradient goes back.
 
-    `params` are of one tower, without a dropout key of the trunk; all are trained, or adapters.
+    `params` are of one tower, without a dropout key; all are trained, or adapters.
     """
     if not isinstance(params, Adapted):
         prepared = flatten_dict(trunk.prepare(params))

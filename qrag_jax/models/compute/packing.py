@@ -4,19 +4,23 @@ In a block of T places the tokens of all rows follow each other. So linear maps 
 at the end of the block; only attention sees rows padded to L tokens. Blocks are filled on the
 device: first with the longest rows, then with the shortest rows that fit into the remaining room.
 Shapes never depend on the data, so nothing is recompiled.
+
+Rows may begin with the same tokens, such as the episodes of one question. The tokens that a group
+of rows begins with have one place each, and all that is computed token by token runs over P + G·R
+places instead of G·(P + R). In a causal model the hidden states are the same.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from qrag_jax.models.compute.dropout import TokenDropout, at_depth
+from qrag_jax.models.compute.dropout import TokenDropout
 
 # A share of padded tokens that longer, rounder rows may cost.
 FEW = 0.02
@@ -65,11 +69,12 @@ class Layout(NamedTuple):
 
     def at_depth(self, depth: int | jax.Array) -> Layout:
         """The layout of one depth, with its dropout keys: 0 before all layers, n in layer n - 1."""
-        return self._replace(dropout=at_depth(self.dropout, depth), depth=depth)
+        dropout = None if self.dropout is None else self.dropout.at_depth(depth)
+        return self._replace(dropout=dropout, depth=depth)
 
 
 class Shared(NamedTuple):
-    """Tokens that all rows of a group of neighbours begin with, see `sharing`.
+    """Tokens that all rows of a group of neighbours begin with.
 
     Each of them has one place, which belongs to the group's first row.
     """
@@ -107,6 +112,78 @@ def padded_layout(lengths: jax.Array, length: int) -> Layout:
     inside = position < lengths[row]
     place = rows[:, None] * length + jnp.arange(length)[None]
     return Layout(jnp.where(inside, row, len(lengths)), position, place, lengths)
+
+
+class RowLengths(NamedTuple):
+    """Tokens of the longest row, of the most shared ones, and of the most behind these.
+
+    own is 0 if attention is not to be computed in parts.
+    """
+
+    whole: int
+    prompt: int = 0
+    own: int = 0
+
+
+def shared_layout(
+    shared: jax.Array, lengths: jax.Array, tokens: int, longest: RowLengths
+) -> Layout:
+    """The layout of groups of rows, end to end in `tokens` places, which must suffice.
+
+    A group's shared tokens come first, then what each of its rows has alone.
+
+    Args:
+        shared: int `[groups]`, tokens that the rows of a group begin with; none is longer than a
+            present row of its group.
+        lengths: int `[groups · members]`, tokens of each row, those shared included; 0: there is no
+            such row. The first row of a group is present if any row of it is.
+        tokens: number of places.
+        longest: the lengths there can be.
+    """
+    groups, count = len(shared), len(lengths)
+    members = count // groups
+    by_group = lengths.reshape(groups, members)
+    present = by_group > 0
+    common = jnp.where(present.any(axis=1), shared, 0)
+    alone = jnp.where(present, by_group - common[:, None], 0)
+    parts = jnp.concatenate([common[:, None], alone], axis=1).reshape(-1)
+    ends = jnp.cumsum(parts)
+    starts = (ends - parts).reshape(groups, members + 1)
+    place = jnp.arange(tokens)
+    part = (place[:, None] >= ends[None]).sum(axis=1)
+    used = part < len(parts)
+    part = jnp.minimum(part, len(parts) - 1)
+    group, number = part // (members + 1), part % (members + 1)
+    position = place - starts[group, number] + jnp.where(number > 0, common[group], 0)
+    row = group * members + jnp.maximum(number - 1, 0)
+    column = jnp.arange(longest.whole)[None]
+    of_row = jnp.repeat(common, members)[:, None]
+    own = starts[:, 1:].reshape(-1, 1) + column - of_row
+    together = jnp.repeat(starts[:, 0], members)[:, None] + column
+    prompts = behind = None
+    if longest.own:
+        if longest.prompt:
+            prompts = Layout(
+                row=jnp.where(used & (number == 0), group, groups),
+                position=jnp.where(used, position, 0),
+                place=jnp.clip(starts[:, :1] + jnp.arange(longest.prompt)[None], 0, tokens - 1),
+                lengths=common,
+            )
+        behind = Layout(
+            row=jnp.where(used & (number > 0), row, count),
+            position=jnp.maximum(position - common[group], 0),
+            place=jnp.clip(
+                starts[:, 1:].reshape(-1, 1) + jnp.arange(longest.own)[None], 0, tokens - 1
+            ),
+            lengths=alone.reshape(-1),
+        )
+    return Layout(
+        row=jnp.where(used, row, count),
+        position=jnp.where(used, position, 0),
+        place=jnp.clip(jnp.where(column < of_row, together, own), 0, tokens - 1),
+        lengths=lengths,
+        shared=Shared(common, prompts, behind),
+    )
 
 
 @jax.custom_vjp
@@ -155,58 +232,45 @@ to_rows.defvjp(lambda packed, layout: (to_rows(packed, layout), layout), _to_row
 from_rows.defvjp(lambda rows, layout: (from_rows(rows, layout), layout), _from_rows_backward)
 
 
-class Filling(NamedTuple):
-    """The rows that no block has taken yet: `low` to `high - 1` in the order by length."""
-
-    low: jax.Array
-    high: jax.Array
-
-
-class Block(NamedTuple):
-    """The rows that one block takes: the `top` longest and the `bottom` shortest of the rows left.
-
-    `shape` is the index of the block's shape in `Blocks.shapes`.
-    """
-
-    shape: jax.Array
-    top: jax.Array
-    bottom: jax.Array
-
-
-def next_block(blocks: Blocks, lengths: jax.Array, left: Filling) -> Block:
-    """The block to compute next for rows of ascending `lengths` `[N]`.
+def next_block(
+    shapes: Sequence[Shape], lengths: jax.Array, low: jax.Array, high: jax.Array
+) -> tuple[jax.Array, ...]:
+    """The block to compute next for the rows `low` to `high - 1` of ascending `lengths` `[N]`.
 
     Its row length is the smallest that holds the longest row left. Its size is the smallest that
     holds all rows left, or the largest size if none holds them.
+
+    Args:
+        shapes: those of `Blocks.shapes`, R rows at most.
+
+    Returns:
+        The index of its shape; its rows, the longest and the shortest of those left, as places in
+        the order by length `[R]`, and which of them are present; the new `low` and `high`.
     """
-    shapes = list(blocks.shapes(lengths.shape[0]))
+    rows_of = sorted({shape.length for shape in shapes})
     tokens, most_rows = (
-        jnp.array([getattr(shape, name) for shape in shapes]).reshape(len(blocks.tokens), -1)
+        jnp.array([getattr(shape, name) for shape in shapes]).reshape(-1, len(rows_of))
         for name in ("tokens", "rows")
     )
     before = jnp.append(0, jnp.cumsum(lengths))  # tokens of all rows before each row
-    low, high = left
-    count = high - low
-    column = (jnp.array(blocks.lengths) < lengths[high - 1]).sum()
+    column = (jnp.array(rows_of) < lengths[high - 1]).sum()
     tokens, most_rows = tokens[:, column], most_rows[:, column]
-    holds_all = (tokens >= before[high] - before[low]) & (most_rows >= count)
-    size = jnp.where(holds_all.any(), jnp.argmax(holds_all), len(blocks.tokens) - 1)
-    room, most = tokens[size], jnp.minimum(most_rows[size], count)
+    holds_all = (tokens >= before[high] - before[low]) & (most_rows >= high - low)
+    size = jnp.where(holds_all.any(), jnp.argmax(holds_all), len(tokens) - 1)
+    room, most = tokens[size], jnp.minimum(most_rows[size], high - low)
     # From this row on, everything up to `high` fits.
     first = (before < before[high] - room).sum()
-    top = jnp.minimum(high - first, most)
-    room = room - (before[high] - before[high - top])
+    longest = jnp.minimum(high - first, most)
+    room = room - (before[high] - before[high - longest])
     fits = (before <= before[low] + room).sum() - 1 - low
-    bottom = jnp.clip(fits, 0, most - top)
-    return Block(size * len(blocks.lengths) + column, top, bottom)
-
-
-def rows_of_block(block: Block, left: Filling, most: int) -> tuple[jax.Array, jax.Array]:
-    """A block's rows, as places in the order by length `[most]`, and which of them are present."""
-    number = jnp.arange(most)
-    place = jnp.where(number < block.top, left.high - 1 - number, left.low + number - block.top)
-    present = number < block.top + block.bottom
-    return jnp.where(present, place, 0), present
+    shortest = jnp.clip(fits, 0, most - longest)
+    number = jnp.arange(max(shape.rows for shape in shapes))
+    place = jnp.where(number < longest, high - 1 - number, low + number - longest)
+    present = number < longest + shortest
+    place = jnp.where(present, place, 0)
+    # Under jax_enable_x64 sums of whole numbers have 64 bits.
+    low, high = (low + shortest).astype(jnp.int32), (high - longest).astype(jnp.int32)
+    return size * len(rows_of) + column, place, present, low, high
 
 
 def choose_blocks(
@@ -266,17 +330,82 @@ def choose_lengths(
     histogram = np.array(histogram, np.int64)
     histogram[0] = 0  # absent rows cost nothing
     longest = -(-(len(histogram) - 1) // multiple) * multiple
-    edges = list(range(multiple, longest + 1, multiple))
+    edges = np.arange(multiple, longest + 1, multiple)
     rows_up_to = np.cumsum(histogram)[np.minimum(edges, len(histogram) - 1)]
     # cost[j]: fewest tokens for all rows that fit edge j, when edge j is chosen.
-    cost = rows_up_to * np.array(edges)
-    paths: list[tuple[int, ...]] = [(edge,) for edge in edges]
+    cost = rows_up_to * edges
+    chosen: list[tuple[int, ...]] = [(int(edge),) for edge in edges]
+    below = edges[:, None] < edges
     for _ in range(count - 1):
-        new_cost, new_paths = cost.copy(), list(paths)
-        for j, edge in enumerate(edges):
-            for i in range(j):
-                split = cost[i] + (rows_up_to[j] - rows_up_to[i]) * edge
-                if split < new_cost[j]:
-                    new_cost[j], new_paths[j] = split, (*paths[i], edge)
-        cost, paths = new_cost, new_paths
-    return paths[-1]
+        # [i, j]: those up to edge i as before, the others up to edge j padded to it
+        split = np.where(below, cost[:, None] + (rows_up_to - rows_up_to[:, None]) * edges, cost)
+        of = split.argmin(axis=0)
+        better = split.min(axis=0) < cost
+        chosen = [
+            (*chosen[of[j]], int(edge)) if better[j] else chosen[j] for j, edge in enumerate(edges)
+        ]
+        cost = split.min(axis=0)
+    return chosen[-1]
+
+
+# ---------------------------------------------------------------------- sums of rows by index
+# The gradient of a look-up. On a GPU such a scatter adds in the order in which threads arrive, so
+# in another order every time. XLA's deterministic form of it (`runtime.platform`) sorts every
+# single number: 8,192 rows of 768 are 6.3 million triples of 12 bytes. Here only the indices are
+# sorted; a prefix sum in log2(rows) steps then adds the rows of equal indices, and the scatter that
+# is left has each index once.
+
+
+def add_rows(table: jax.Array, at: jax.Array, rows: jax.Array) -> jax.Array:
+    """`table.at[at].add(rows)`, in an order that is the same in every run on every platform.
+
+    A CPU uses the scatter itself, which is quickest there and adds in the order of the rows. Other
+    platforms add in pairs; so their sums differ from those by float32 rounding.
+
+    Args:
+        table: `[V, D]`.
+        at: `[T]`, at least 0; a row whose index is V or more is left out.
+        rows: `[T, D]`, in the dtype of the table.
+
+    Returns:
+        `[V, D]`.
+    """
+    return jax.lax.platform_dependent(table, at, rows, cpu=_scattered, default=_sorted_sums)
+
+
+def _scattered(table: jax.Array, at: jax.Array, rows: jax.Array) -> jax.Array:
+    return table.at[at].add(rows, mode="drop")
+
+
+def _sorted_sums(table: jax.Array, at: jax.Array, rows: jax.Array) -> jax.Array:
+    count = at.shape[0]
+    order = jnp.argsort(at, stable=True)
+    at, sums = at[order], rows[order]
+    reach = 1
+    while reach < count:  # sums[i] holds the rows of its index among the last `reach` ones up to i
+        same = jnp.pad(at[reach:] == at[:-reach], (reach, 0))
+        before = jnp.pad(sums[:-reach], ((reach, 0), (0, 0)))
+        sums = sums + jnp.where(same[:, None], before, 0)
+        reach *= 2
+    last = jnp.append(at[1:] != at[:-1], True)
+    size = table.shape[0]
+    # All others get indices of their own behind the table, which are left out.
+    once = jnp.where(last & (at < size), at, size + jnp.arange(count, dtype=at.dtype))
+    return table.at[once].add(sums, mode="drop", unique_indices=True)
+
+
+@jax.custom_vjp
+def take_rows(table: jax.Array, at: jax.Array) -> jax.Array:
+    """`table[at]`, whose gradient adds in a fixed order (`add_rows`).
+
+    The table is `[V, D]`, at `[T]` from 0 to V - 1.
+    """
+    return table[at]
+
+
+def _take_rows_backward(saved: tuple[Any, jax.Array], gradient: jax.Array) -> tuple[Any, None]:
+    table, at = saved
+    return add_rows(jnp.zeros_like(table), at, gradient), None
+
+
+take_rows.defvjp(lambda table, at: (table[at], (table, at)), _take_rows_backward)

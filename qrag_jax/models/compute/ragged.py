@@ -18,28 +18,19 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
-from qrag_jax.models.compute.dropout import (
-    TokenDropout,
-    row_digests,
-    token_digests,
-    trunk_keys,
-    without_key,
-)
-from qrag_jax.models.compute.lora import Adapted, Leaves, has_keys, trainable
+from qrag_jax.models.compute.dropout import TokenDropout, row_digests, token_digests, trunk_keys
+from qrag_jax.models.compute.lora import Adapted, Leaves, trainable, without_key
 from qrag_jax.models.compute.packing import (
     Blocks,
-    Filling,
     Layout,
     Shape,
+    add_rows,
     next_block,
     packed_layout,
-    rows_of_block,
 )
-from qrag_jax.models.compute.row_sums import add_rows
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.trunks.transformer import WORDS, Params
 from qrag_jax.runtime.mesh import (
@@ -95,11 +86,11 @@ class _OfDevice(NamedTuple):
 
     tokens: jax.Array  # [M, L]
     lengths: jax.Array  # [M]
-    digests: jax.Array | None  # [M], with dropout
+    digests: jax.Array  # [M], for dropout
 
 
+_Dropout = Callable[[jax.Array], TokenDropout]  # from the tokens' digests
 _Pack = Callable[[_OfDevice], tuple[jax.Array, Layout]]  # a block's tokens `[T]` and layout
-_Masks = Callable[[jax.Array], TokenDropout]  # from the tokens' digests
 
 
 class _Rows(NamedTuple):
@@ -114,7 +105,6 @@ class _Rows(NamedTuple):
     first: jax.Array  # [N] the first row with the same content, possibly the row itself
     own: _OfDevice  # [data, fsdp, …], of each device
     planned: jax.Array  # [M] the longest k-th row of any device
-    masks: _Masks | None  # None: nothing is dropped
 
     def in_order(self, computed: jax.Array) -> jax.Array:
         """Results `[data, fsdp, M, …]` → those of the rows as they were given, `[N, …]`.
@@ -134,11 +124,10 @@ def embed_rows(
     """N rows → float32 `[N, D]`; absent rows give zeros.
 
     It equals `encoder.embed(params, tokens, lengths)` on present rows, up to float rounding. If
-    `params` have dropout keys, the masks of `dropout` act in the trunk or on the adapters' inputs.
+    `params` have a dropout key, its masks act in the trunk or on the adapters' inputs.
     """
-    module = encoder.module
-    rows = _sorted(encoder.module.mesh, blocks, token_rows, _masks(encoder, params))
-    params, _ = without_key(params)
+    module, (params, dropout) = encoder.module, _dropout(encoder, params)
+    rows = _sorted(module.mesh, blocks, token_rows)
     prepared = module.prepare(params, module.precision.products)
 
     def compute(embedded: jax.Array, pack: _Pack, place: jax.Array) -> jax.Array:
@@ -152,7 +141,7 @@ def embed_rows(
         return on_each(DATA, on_devices, embedded, rows.own)
 
     nothing = jnp.zeros((*rows.own.lengths.shape, encoder.width), jnp.float32)
-    embedded, count = _over_blocks(blocks, rows, compute, nothing)
+    embedded, count = _over_blocks(blocks, rows, dropout, compute, nothing)
     return rows.in_order(embedded), count
 
 
@@ -173,14 +162,10 @@ def pull_back(
         token_rows: N rows; absent ones contribute nothing.
         cotangents: `[N, D]`.
     """
-    rows = _sorted(encoder.module.mesh, blocks, token_rows, _masks(encoder, params))
+    rows = _sorted(encoder.module.mesh, blocks, token_rows)
     # A row that occurs twice is pulled back once, with the sum of its cotangents.
     every = add_rows(jnp.zeros_like(cotangents), rows.first, cotangents)
-
-    def given(embedded: jax.Array, cotangent: jax.Array) -> jax.Array:
-        return cotangent
-
-    gradient, _, count = _pull_back(encoder, blocks, params, rows, given, of_rows=every, keep=False)
+    gradient, _, count = _pull_back(encoder, blocks, params, rows, lambda _, own: own, every)
     return gradient, count
 
 
@@ -205,24 +190,20 @@ def embed_and_pull_back(
     Returns:
         The gradient, the embeddings `[N, D]` and the token count.
     """
-    rows = _sorted(encoder.module.mesh, blocks, token_rows, _masks(encoder, params), repeats=True)
-    gradient, embedded, count = _pull_back(
-        encoder, blocks, params, rows, cotangents, of_rows=of_rows, keep=True
-    )
-    return gradient, rows.in_order(embedded), count
+    rows = _sorted(encoder.module.mesh, blocks, token_rows, repeats=True)
+    return _pull_back(encoder, blocks, params, rows, cotangents, of_rows)
 
 
-def _masks(encoder: TextEncoder, params: Params | Adapted) -> _Masks | None:
-    """Dropout of the trunk if the tower has a key, of adapters if they have keys, else None."""
-    if isinstance(params, Adapted):
-        key, of_adapters = None, params.dropout_key is not None
-    else:
-        key, of_adapters = without_key(params)[1], has_keys(params)
-    if key is not None:
-        keys = trunk_keys(key, encoder.module.config.num_hidden_layers)
-        hidden, attention = encoder.dropout, encoder.attention_dropout
-        return partial(TokenDropout, keys=keys, hidden=hidden, attention=attention)
-    return partial(TokenDropout, rate=encoder.lora_dropout) if of_adapters else None
+def _dropout(
+    encoder: TextEncoder, params: Params | Adapted
+) -> tuple[Params | Adapted, _Dropout | None]:
+    """The parameters without their dropout key, and what it drops; None: they have no key."""
+    params, key = without_key(params)
+    if key is None:
+        return params, None
+    keys = trunk_keys(key, encoder.module.config.num_hidden_layers)
+    shares: Any = {"hidden": encoder.dropout, "attention": encoder.attention_dropout}
+    return params, partial(TokenDropout, keys=keys, adapters=encoder.lora_dropout, **shares)
 
 
 def _pull_back(
@@ -231,20 +212,13 @@ def _pull_back(
     params: Params | Adapted,
     rows: _Rows,
     cotangents: Callable[[jax.Array, Any], jax.Array],
-    *,
     of_rows: Any,
-    keep: bool,
-) -> tuple[Params, Any, TokenCount]:
-    """The gradient, the embeddings `[data, fsdp, M, D]` if they are kept, and the token count.
+) -> tuple[Params, jax.Array, TokenCount]:
+    """`embed_and_pull_back` of sorted rows.
 
     Devices along `data` add up gradients of their own, which are summed once, at the end.
-
-    Args:
-        cotangents: (a block's embeddings `[R, D]`, the values of its rows) → cotangents `[R, D]`.
-        of_rows: values of each row, a pytree of `[N, …]`.
     """
-    if not isinstance(params, Adapted):
-        params = without_key(params)[0]
+    params, dropout = _dropout(encoder, params)
     trained, frozen, to_stored = trainable(encoder.module, params, encoder.lora_scale)
     tables = {path: trained.pop(path) for path in ((WORDS,),) if path in trained}
     table = (frozen | tables)[WORDS,]
@@ -252,7 +226,11 @@ def _pull_back(
 
     def compute(total: tuple, pack: _Pack, place: jax.Array) -> tuple:
         def on_replica(
-            of_layers: Leaves, of_tables: Leaves, kept: Any, of_device: _OfDevice, values: Any
+            of_layers: Leaves,
+            of_tables: Leaves,
+            embedded: jax.Array,
+            of_device: _OfDevice,
+            values: Any,
         ) -> tuple:
             tokens, layout = on_each(FSDP, pack, of_device)
             words = on_each(FSDP, lambda own: everywhere(rows.mesh, table[own]), tokens)
@@ -268,39 +246,32 @@ def _pull_back(
                 )
                 return cotangents(embedded, values)
 
-            embedded, back = jax.vjp(embed, trained, words if tables else None)
-            gradient, of_words = back(on_each(FSDP, of_block, embedded, values))
+            found, back = jax.vjp(embed, trained, words if tables else None)
+            gradient, of_words = back(on_each(FSDP, of_block, found, values))
             if of_words is not None:
                 # A block uses few rows of the word table. Their gradients are added in place: a
                 # block needs no whole table.
                 of_words = of_words.reshape(-1, of_words.shape[-1])
                 summed = add_rows(of_tables[WORDS,], tokens.reshape(-1), of_words)
                 of_tables = {(WORDS,): summed}
-            if keep:
-                kept = on_each(FSDP, partial(_put, place=place), kept, embedded)
-            return jax.tree.map(jnp.add, of_layers, gradient), of_tables, kept
+            embedded = on_each(FSDP, partial(_put, place=place), embedded, found)
+            return jax.tree.map(jnp.add, of_layers, gradient), of_tables, embedded
 
         return on_each(DATA, on_replica, *total, rows.own, of_devices)
 
     zeros = zeros_like(rows.mesh, (trained, tables))
-    nothing = jnp.zeros((*rows.own.lengths.shape, encoder.width), jnp.float32) if keep else None
-    total, count = _over_blocks(blocks, rows, compute, (*zeros, nothing))
+    nothing = jnp.zeros((*rows.own.lengths.shape, encoder.width), jnp.float32)
+    total, count = _over_blocks(blocks, rows, dropout, compute, (*zeros, nothing))
     of_layers, of_tables = jax.tree.map(lambda leaf: leaf.sum(axis=0), total[:2])
-    return to_stored(of_layers | of_tables), total[2], count
+    return to_stored(of_layers | of_tables), rows.in_order(total[2]), count
 
 
 def _sorted(
-    mesh: Mesh | None,
-    blocks: Blocks,
-    token_rows: TokenRows,
-    masks: _Masks | None = None,
-    repeats: bool = False,
+    mesh: Mesh | None, blocks: Blocks, token_rows: TokenRows, *, repeats: bool = False
 ) -> _Rows:
     """Sorts rows by length, sets the length of repeated rows to 0, and deals them to devices.
 
-    Args:
-        masks: makes the dropout of the rows; None: nothing is dropped.
-        repeats: keep repeated rows as they are.
+    `repeats`: keep repeated rows as they are.
     """
     tokens, lengths = everywhere(mesh, tuple(token_rows))
     if tokens.shape[1] > blocks.lengths[-1]:
@@ -312,9 +283,8 @@ def _sorted(
     tokens, lengths = tokens[order], lengths[order]
     devices = math.prod(row_devices(mesh))
     planned = lengths[devices - 1 :: devices]
-    digests = None if masks is None else row_digests(tokens, lengths)
-    own = jax.tree.map(partial(_dealt, mesh), _OfDevice(tokens, lengths, digests))
-    return _Rows(mesh, order, first, own, planned, masks)
+    own = _OfDevice(tokens, lengths, row_digests(tokens, lengths))
+    return _Rows(mesh, order, first, jax.tree.map(partial(_dealt, mesh), own), planned)
 
 
 def _dealt(mesh: Mesh | None, ordered: jax.Array) -> jax.Array:
@@ -329,8 +299,7 @@ def first_of_its_kind(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
     A sort brings rows of equal hash together; a comparison of their tokens then decides.
     """
     number = jnp.arange(tokens.shape[0])
-    odd = 2 * np.random.default_rng(0).integers(2**31, size=tokens.shape[1], dtype=np.uint32) + 1
-    hashes = (tokens.astype(jnp.uint32) * odd[None]).sum(axis=1, dtype=jnp.uint32)
+    hashes = row_digests(tokens, lengths)
     order = jnp.argsort(hashes, stable=True)
     new = jnp.append(True, hashes[order][1:] != hashes[order][:-1])
     first_place = jax.lax.cummax(jnp.where(new, number, 0))
@@ -340,7 +309,11 @@ def first_of_its_kind(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
 
 
 def _over_blocks(
-    blocks: Blocks, rows: _Rows, compute: Callable[[Any, _Pack, jax.Array], Any], start: Any
+    blocks: Blocks,
+    rows: _Rows,
+    dropout: _Dropout | None,
+    compute: Callable[[Any, _Pack, jax.Array], Any],
+    start: Any,
 ) -> tuple[Any, TokenCount]:
     """Runs `compute(carry, pack, place)` over blocks that hold every present row once.
 
@@ -349,11 +322,12 @@ def _over_blocks(
     """
     count = len(rows.planned)
     shapes = list(blocks.shapes(count))
+    cost = jnp.array([shape.tokens for shape in shapes], jnp.float32)
 
-    def at_shape(shape: Shape):
+    def at_shape(shape: Shape) -> Callable[..., Any]:
         def branch(carry: Any, place: jax.Array, present: jax.Array) -> Any:
             place, present = place[: shape.rows], present[: shape.rows]
-            pack = partial(_pack, rows.masks, shape, place, present)
+            pack = partial(_pack, dropout, shape, place, present)
             nowhere = count + jnp.arange(shape.rows)
             return compute(carry, pack, jnp.where(present, place, nowhere))
 
@@ -361,22 +335,15 @@ def _over_blocks(
 
     branches = [at_shape(shape) for shape in shapes]
 
-    def rows_left(loop: tuple[Any, Filling, jax.Array]) -> jax.Array:
-        return loop[1].low < loop[1].high
-
-    def one_block(loop: tuple[Any, Filling, jax.Array]) -> tuple[Any, Filling, jax.Array]:
-        carry, left, computed = loop
-        block = next_block(blocks, rows.planned, left)
-        place, present = rows_of_block(block, left, max(shape.rows for shape in shapes))
-        carry = jax.lax.switch(block.shape, branches, carry, place, present)
-        cost = jnp.array([shape.tokens for shape in shapes], jnp.float32)[block.shape]
-        low, high = left.low + block.bottom, left.high - block.top
-        # Under jax_enable_x64 sums of whole numbers have 64 bits.
-        return carry, Filling(low.astype(jnp.int32), high.astype(jnp.int32)), computed + cost
+    def one_block(loop: tuple[Any, ...]) -> tuple[Any, ...]:
+        carry, low, high, computed = loop
+        shape, place, present, low, high = next_block(shapes, rows.planned, low, high)
+        carry = jax.lax.switch(shape, branches, carry, place, present)
+        return carry, low, high, computed + cost[shape]
 
     absent = (rows.planned == 0).sum(dtype=jnp.int32)
-    carry, _, computed = jax.lax.while_loop(
-        rows_left, one_block, (start, Filling(absent, jnp.int32(count)), jnp.float32(0))
+    carry, _, _, computed = jax.lax.while_loop(
+        lambda loop: loop[1] < loop[2], one_block, (start, absent, jnp.int32(count), jnp.float32(0))
     )
     real = rows.own.lengths.astype(jnp.float32).sum()
     return carry, TokenCount(real, computed * math.prod(rows.own.lengths.shape[:2]))
@@ -389,12 +356,12 @@ def _put(rows: jax.Array, values: jax.Array, place: jax.Array) -> jax.Array:
 
 
 def _pack(
-    masks: _Masks | None, shape: Shape, place: jax.Array, present: jax.Array, own: _OfDevice
+    dropout: _Dropout | None, shape: Shape, place: jax.Array, present: jax.Array, own: _OfDevice
 ) -> tuple[jax.Array, Layout]:
     lengths = jnp.where(present, own.lengths[place], 0)
     layout = packed_layout(lengths, shape.tokens, shape.length)
     row = place[jnp.minimum(layout.row, shape.rows - 1)]
-    if masks is not None and own.digests is not None:
+    if dropout is not None:
         of_tokens = token_digests(own.digests[row], layout.position)
-        layout = layout._replace(dropout=masks(of_tokens))
+        layout = layout._replace(dropout=dropout(of_tokens))
     return own.tokens[row, jnp.minimum(layout.position, own.tokens.shape[1] - 1)], layout
