@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.trunks.qwen3 import Qwen3Config
+from qrag_jax.models.trunks.families import Qwen3Config
 from qrag_jax.models.trunks.transformer import LAYERS, WORDS, Params
 
 _LEAST_LAYERS, _LEAST_HIDDEN = 2, 16
@@ -95,7 +95,7 @@ def _told_before(
         `[token, block]`: of a token's vector, that which later tokens are told of it.
     """
     query, key, value, output = _kernels(layers, 0)
-    d, half = c.head_dim, len(c.frequency)
+    d, half = c.head_dim, len(c.rotations[0])
     straight = np.zeros(d)
     few = min(len(_POSITION), half)
     straight[:few] = np.sqrt(_POSITION[:few])
@@ -108,7 +108,7 @@ def _told_before(
     for head in range(sizes.offsets):
         own = slice(head * d, (head + 1) * d)
         query[:, own] = 0.0
-        query[0, own] = _turned(straight, -(head + 1), c.frequency)
+        query[0, own] = _turned(straight, -(head + 1), c.rotations[0])
         output[own] = 0.0
         output[own][: sizes.block, sizes.of_block(head + 1)] = _TOLD_SIZE * np.eye(sizes.block)
     return view
@@ -130,10 +130,10 @@ def _copies(
     scale = _TOLD_SIZE / first
     of_told = sizes.offsets * sizes.block * (scale * _WORD_SIZE) ** 2
     second = np.sqrt((token + of_told) / c.hidden_size)
-    slow = np.flatnonzero(c.frequency * _FAR < 1.0)[-(sizes.block // 2) :]
+    slow = np.flatnonzero(c.rotations[0] * _FAR < 1.0)[-(sizes.block // 2) :]
     if not len(slow):
-        slow = np.array([len(c.frequency) - 1])
-    compared = np.concatenate([slow, slow + len(c.frequency)])
+        slow = np.array([len(c.rotations[0]) - 1])
+    compared = np.concatenate([slow, slow + len(c.rotations[0])])
     width = min(d, sizes.token // c.num_key_value_heads)
     views = _orthonormal(rng, sizes.token)
     for group in range(c.num_key_value_heads):

@@ -29,8 +29,8 @@ from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.learners.config import NONE
 from qrag_jax.models.compute.lora import Adapted, folded
-from qrag_jax.models.first_language_model import prepare_language_model
-from qrag_jax.models.pretrained import CAUSAL_LM, save_language_model, write_adapters
+from qrag_jax.models.first_language_model import prepare_language_model, save_language_model
+from qrag_jax.models.pretrained import CAUSAL_LM, write_adapters
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.mesh import shardings_of
 from qrag_jax.runtime.platform import Platform

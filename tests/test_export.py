@@ -21,7 +21,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.export import export_language_model, language_model_card
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.compute.lora import Adapted, attach
-from qrag_jax.models.pretrained import LoadedEncoder, LoraConfig, load_encoder, with_new_adapters
+from qrag_jax.models.first_encoder import EncoderConfig, load_encoder, with_new_adapters
+from qrag_jax.models.pretrained import LoadedEncoder, LoraConfig
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
 from qrag_jax.systems import saved_run
 from qrag_jax.systems.config import load_config
@@ -192,7 +193,9 @@ def test_towers_keep_their_vectors(
     family: str, settings: dict[str, Any], config: ml_collections.ConfigDict, tmp_path: Path
 ) -> None:
     settings = {"normalise": False, "scale": 0.1} | settings
-    loaded = load_encoder(write_small_model(family, tmp_path / "model"), **settings)
+    loaded = load_encoder(
+        write_small_model(family, tmp_path / "model"), EncoderConfig(dtype="float32", **settings)
+    )
     params = two_towers(loaded)
     separator = loaded.tokenizer.backend.id_to_token(loaded.encoder.sep_id)
     state, chunk = saved_run.towers(loaded, config)
@@ -218,7 +221,9 @@ def test_towers_keep_their_vectors(
 
 def test_adapters_are_merged(config: ml_collections.ConfigDict, tmp_path: Path) -> None:
     folder = write_small_model("qwen3", tmp_path / "model")
-    loaded = with_new_adapters(load_encoder(folder, scale=1.0), LoraConfig(3, 6.0), seed=0)
+    loaded = with_new_adapters(
+        load_encoder(folder, EncoderConfig(dtype="float32", scale=1.0)), LoraConfig(3, 6.0), seed=0
+    )
     rng = np.random.default_rng(1)
     trained = jax.tree.map(
         lambda leaf: rng.standard_normal((2, *leaf.shape)).astype(np.float32) / 4, loaded.adapters

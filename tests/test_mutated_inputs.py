@@ -33,9 +33,8 @@ from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Embedd
 from qrag_jax.llm.text.extraction import final_answer, last_object, verdict
 from qrag_jax.llm.text.tool_calls import FORMATS, ToolCall, check_call, read_calls, tool, write_call
 from qrag_jax.models.files.sentence_transformers import write_modules
-from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
-from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
-from qrag_jax.models.pretrained import load_encoder, load_language_model
+from qrag_jax.models.first_encoder import ScratchConfig, load_encoder, make_scratch_folder
+from qrag_jax.models.first_language_model import TinyLMConfig, load_language_model, write_tiny_lm
 from qrag_jax.retrieval.boolean_search import parse_boolean
 
 FEW = 4  # mutants of each file or text

@@ -262,9 +262,7 @@ def write_model(name: str, folder: Path, *, drawn: bool) -> None:
         write_tiny_lm(folder, [WORDS], TinyLMConfig(positions=32768), seed=0)
         (folder / GENERATION).unlink()
     (folder / "config.json").write_text(json.dumps(sizes))
-    (_write_drawn if drawn else _write_zeros)(
-        expected_shapes(family.table, trunk), folder / WHOLE_FILE
-    )
+    (_write_drawn if drawn else _write_zeros)(expected_shapes(family, trunk), folder / WHOLE_FILE)
 
 
 def _encoder_tokenizer(folder: Path) -> None:

@@ -179,7 +179,7 @@ def build(model: Model, dtype: str) -> tuple[Any, TextEncoder, Params]:
     sizes = family.config.from_dict(fields, model.name)
     trunk = Transformer(sizes, precision(dtype, Platform.of()))
     params = jax.tree.map(
-        np.asarray, stored_params(family.table, trunk, numpy_tensors(theirs), model.name)
+        np.asarray, stored_params(family, trunk, numpy_tensors(theirs), model.name)
     )
     encoder = TextEncoder(
         module=trunk,

@@ -30,16 +30,16 @@ from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.learners.policy import PerAction
 from qrag_jax.learners.query_encoder import QueryEncoder, Searches, make_query_update
 from qrag_jax.learners.state import Critic, Parts
-from qrag_jax.models.compute.linear import LORA_B
+from qrag_jax.models.compute.lora import LORA_B
 from qrag_jax.models.compute.ragged import TokenRows
-from qrag_jax.models.first_encoder import EncoderConfig, ScratchConfig, make_scratch_folder
-from qrag_jax.models.pretrained import (
-    LoadedEncoder,
-    LoraConfig,
+from qrag_jax.models.first_encoder import (
+    EncoderConfig,
+    ScratchConfig,
     load_encoder,
+    make_scratch_folder,
     with_new_adapters,
-    write_adapters,
 )
+from qrag_jax.models.pretrained import LoadedEncoder, LoraConfig, write_adapters
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.block_shapes import choose_row_blocks
 from qrag_jax.rollouts.pool_search import HopBatch
@@ -117,7 +117,9 @@ def _gradients(
 
 def _loaded(folder: Path) -> LoadedEncoder:
     """The encoder with adapters that do change its outputs."""
-    loaded = load_encoder(folder, "float32", 1.0, pooling="mean", normalise=True)
+    loaded = load_encoder(
+        folder, EncoderConfig(dtype="float32", scale=1.0, pooling="mean", normalise=True)
+    )
     loaded = with_new_adapters(loaded, ADAPTERS, seed=0)
     rng = np.random.default_rng(1)
 

@@ -23,9 +23,14 @@ from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts
 from qrag_jax.learners.two_towers import FusedGradient, TwoTowers, make_update
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.first_encoder import OF_MINILM, ScratchConfig, make_scratch_folder
+from qrag_jax.models.first_encoder import (
+    OF_MINILM,
+    UNNORMALISED_SCALE,
+    ScratchConfig,
+    load_encoder,
+    make_scratch_folder,
+)
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.pretrained import UNNORMALISED_SCALE, load_encoder
 from qrag_jax.models.trunks.families import BertConfig
 from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
@@ -108,7 +113,7 @@ def load_tokenizer(minilm: Path | None, samples: Sequence[Sample], folder: Path)
 
 def genuine_minilm(folder: Path, config: QRagConfig) -> Encoder:
     """The pretrained MiniLM."""
-    loaded = load_encoder(folder, **{**config.encoder.load_settings, **OF_MINILM})
+    loaded = load_encoder(folder, dataclasses.replace(config.encoder, **OF_MINILM))
     return Encoder(loaded.encoder, loaded.params, "genuine all-MiniLM-L6-v2")
 
 

@@ -1,6 +1,6 @@
-"""Section `encoder` of a config, and the encoder that a run starts from.
+"""Section `encoder` of a config, folders of encoders, and the encoder that a run starts from.
 
-It is kept in the run's folder, so that a run is self-contained. It may be a small BERT from
+The latter is kept in the run's folder, so that a run is self-contained. It may be a small BERT from
 scratch, with a WordPiece tokenizer trained on the run's texts.
 """
 
@@ -10,32 +10,39 @@ import collections
 import dataclasses
 import itertools
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
 import jax
 import numpy as np
 import tokenizers
 from tokenizers import normalizers, pre_tokenizers, processors
 
-from qrag_jax.errors import Count, InputError, Natural, least, one_of
-from qrag_jax.models.files.model_folder import read_config, resolve_folder
-from qrag_jax.models.files.sentence_transformers import print_unused_prompts
+from qrag_jax.data.tokens import TextTokenizer
+from qrag_jax.errors import Count, InputError, Natural, Positive, least, one_of
+from qrag_jax.models.compute.precision import AUTO, FLOAT32, NAMES
+from qrag_jax.models.files.model_folder import read_config, resolve_folder, trunk_folder
+from qrag_jax.models.files.sentence_transformers import (
+    VECTOR_SCALE,
+    print_unused_prompts,
+    read_inputs,
+    read_published,
+)
 from qrag_jax.models.files.weight_names import save_folder
-from qrag_jax.models.heads.embedding import MEAN
+from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.pretrained import (
-    UNNORMALISED_SCALE,
     Dropped,
     LoadedEncoder,
     LoraConfig,
-    load_encoder,
-    save_encoder,
-    with_new_adapters,
+    check_vocabulary,
+    load_fields,
+    new_adapters,
 )
-from qrag_jax.models.trunks.families import BERT_TABLE, BertConfig
+from qrag_jax.models.trunks.families import BERT_TABLE, FAMILIES, BertConfig
 from qrag_jax.models.trunks.transformer import REMAT_POLICIES, Transformer
 from qrag_jax.runtime import hosts, retriever_config
+from qrag_jax.runtime.config_fields import check, check_value
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 from qrag_jax.runtime.retriever_config import RetrieverConfig
@@ -47,6 +54,7 @@ _WORDS_OF_MINILM = 30_522  # in its vocabulary; an encoder from scratch has fewe
 # Fields that a config may leave to the model's folder, with the values that mean so. When a run
 # begins, the folder's settings are saved in the run's config. The run never asks the folder again.
 LEFT_OPEN: dict[str, Any] = {"pooling": "", "normalise": None, "scale": None}
+UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
 # MiniLM was published with normalised vectors. Here its vectors are made as in Q-RAG's BERT towers.
 OF_MINILM: dict[str, Any] = {"pooling": MEAN, "normalise": False, "scale": UNNORMALISED_SCALE}
 
@@ -67,13 +75,15 @@ class EncoderConfig:
     """Section `encoder`."""
 
     path: str = "facebook/contriever"  # folder, hub name, "minilm", or "": from scratch
-    dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here
-    activations: str = "auto"  # float32, bfloat16; auto: as dtype, but float32 on CPU
+    # of the computation: float32, bfloat16; auto: the faster one here
+    dtype: Annotated[str, one_of(NAMES)] = AUTO
+    # float32, bfloat16; auto: as dtype, but float32 on CPU
+    activations: Annotated[str, one_of(NAMES)] = AUTO
     # recomputed for gradients: none, layers, dots (all but dot products)
     remat: Annotated[str, one_of(REMAT_POLICIES)] = "none"
     # How a row's hidden states become a vector. "" and None: as the model's folder says; "minilm"
     # and folders that say nothing: the mean times 0.1 as in Q-RAG (Qwen3: last, normalised).
-    pooling: str = ""  # mean, last, cls
+    pooling: Annotated[str, one_of(("", *POOLINGS))] = ""  # mean, last, cls
     normalise: bool | None = None  # scale the pooled vector to length 1
     scale: float | None = None  # factor on the vector; None: 1 if normalised, else 0.1
     state_prefix: str = ""  # text that states begin with, such as "query: "
@@ -93,30 +103,102 @@ class EncoderConfig:
                 f"config.encoder.lora.dropout is {self.lora.dropout}, but there are no adapters "
                 "for it to act on; set config.encoder.lora.rank, too."
             )
-        if any(self.trunk_dropout.values()) and self.lora.rank:
+        if (self.dropout or self.of_attention) and self.lora.rank:
             raise InputError(
                 f"config.encoder.dropout is {self.dropout} and attention_dropout "
-                f"{self.trunk_dropout['attention_dropout']}, but adapters are trained, whose "
+                f"{self.of_attention}, but adapters are trained, whose "
                 "frozen encoder drops nothing; set config.encoder.lora.dropout instead."
             )
 
     @property
-    def trunk_dropout(self) -> dict[str, float]:
-        """The shares that the trunk drops in training, by their names in `TextEncoder`."""
-        attention = self.attention_dropout
-        return {
-            "dropout": self.dropout,
-            "attention_dropout": self.dropout if attention is None else attention,
-        }
+    def of_attention(self) -> float:
+        """The share of attention weights that the trunk drops in training."""
+        return self.dropout if self.attention_dropout is None else self.attention_dropout
 
-    @property
-    def load_settings(self) -> dict[str, Any]:
-        """The settings with which `load_encoder` reads the model's folder."""
-        names = ("dtype", "activations", "remat", *LEFT_OPEN, "state_prefix", "chunk_prefix")
-        settings = {name: getattr(self, name) for name in names} | self.trunk_dropout
-        if self.path in (MINILM, MINILM_OR_SCRATCH):
-            settings |= {n: v for n, v in OF_MINILM.items() if settings[n] == LEFT_OPEN[n]}
-        return settings
+    def settled(self) -> Self:
+        """The settings, with those that "minilm" leaves open."""
+        if self.path not in (MINILM, MINILM_OR_SCRATCH):
+            return self
+        left = {n: v for n, v in OF_MINILM.items() if getattr(self, n) == LEFT_OPEN[n]}
+        return dataclasses.replace(self, **left)
+
+
+# ---------------------------------------------------------------------- folders of encoders
+
+
+def load_encoder(
+    folder: Path, config: EncoderConfig | None = None, *, platform: Platform | None = None
+) -> LoadedEncoder:
+    """Reads the folder of an encoder.
+
+    Args:
+        config: how it computes (None: by the defaults, in float32); its `path` is not read. A scale
+            that it leaves open is the one of config.json (`VECTOR_SCALE`, as in exported towers),
+            else 1 for normalised vectors and 0.1 for others. Pooling and normalisation are then
+            those of the model's sentence-transformers files, else of its family; if both are given,
+            the files are not read.
+        platform: the devices that compute; None: those of this process.
+    """
+    config = (config or EncoderConfig(dtype=FLOAT32)).settled()
+    check(config, "config.encoder.")
+    pooling, normalise, scale = config.pooling, config.normalise, config.scale
+    root, folder = folder, trunk_folder(folder)
+    fields = load_fields(folder, FAMILIES, config, platform)
+    trunk, where = fields["trunk"], str(folder / "config.json")
+    sizes, is_causal = trunk.config, trunk.config.CAUSAL
+    if (config.dropout or config.of_attention) and is_causal:
+        raise InputError(
+            f"config.encoder.dropout is {config.dropout} and attention_dropout "
+            f"{config.of_attention}, but models of the type {fields['table'].model_type!r} have no "
+            "dropout; set both to 0."
+        )
+    if sizes.hidden_size % 2:
+        raise InputError(
+            f"{where}: hidden_size {sizes.hidden_size} is odd, but an embedding is read as two "
+            "halves; use an encoder of even width."
+        )
+    lowers, _ = read_inputs(root)
+    tokenizer = TextTokenizer.load(folder, opens_rows=not is_causal, lowers=lowers)
+    check_vocabulary(folder, tokenizer.vocab_size, sizes.vocab_size)
+    own_pooling = None
+    if not pooling or normalise is None:
+        own_pooling, own = read_published(root) or (None, is_causal)
+        normalise = own if normalise is None else normalise
+    if scale is None:
+        scale = fields["model_config"].get(VECTOR_SCALE)
+        if scale is not None:
+            check_value(Positive, scale, f"{where}: {VECTOR_SCALE}")
+        scale = float(scale or (1.0 if normalise else UNNORMALISED_SCALE))
+    state_ids, chunk_ids = tokenizer.encode([config.state_prefix, config.chunk_prefix])
+    encoder = TextEncoder(
+        module=trunk,
+        width=sizes.hidden_size,
+        max_positions=sizes.longest_row,
+        opening_id=tokenizer.cls_id,
+        sep_id=tokenizer.sep_id,
+        pad_id=tokenizer.pad_id,
+        scale=scale,
+        pooling=pooling or own_pooling or (LAST if is_causal else MEAN),
+        normalise=normalise,
+        state_prefix=tuple(state_ids),
+        chunk_prefix=tuple(chunk_ids),
+        dropout=config.dropout,
+        attention_dropout=config.of_attention,
+    )
+    return LoadedEncoder(encoder=encoder, tokenizer=tokenizer, **fields)
+
+
+def save_encoder(loaded: LoadedEncoder, tokenizer_files_from: Path, out: Path) -> None:
+    """Writes the folder of an encoder; weights keep the bytes that they have in their files."""
+    save_folder(loaded.table, loaded.stored, loaded.model_config, tokenizer_files_from, out)
+
+
+def with_new_adapters(loaded: LoadedEncoder, config: LoraConfig, seed: int) -> LoadedEncoder:
+    """The encoder, frozen, with new adapters that change no output yet."""
+    adapters = new_adapters(loaded.table, loaded.trunk, config, seed)
+    how: Any = {"lora_scale": config.scale, "lora_dropout": config.dropout}
+    encoder = dataclasses.replace(loaded.encoder, **how)
+    return dataclasses.replace(loaded, encoder=encoder, adapters=adapters)
 
 
 # ---------------------------------------------------------------------- the first encoder
@@ -148,26 +230,24 @@ def prepare_encoder(
         seed: of random weights and new adapters.
         is_kept: whether the run has begun; an encoder in its folder is then used as it is.
     """
-    folder, settings = workdir / FOLDER, config.load_settings | {"platform": platform}
+    folder = workdir / FOLDER
 
     def build() -> None:
         if not is_kept or not folder.exists():
-            _build(config, folder, texts, seed, settings)
+            _build(config, folder, texts, seed, platform)
 
     hosts.first_does(build)
-    loaded = load_encoder(folder, **settings)  # weights are read lazily, from this path
+    loaded = load_encoder(
+        folder, config, platform=platform
+    )  # weights are read lazily, from this path
     if (folder / SECOND).exists():
-        second = load_encoder(folder / SECOND, **settings).stored
+        second = load_encoder(folder / SECOND, config, platform=platform).stored
         loaded = dataclasses.replace(loaded, second=second)
     return with_new_adapters(loaded, config.lora, seed) if config.lora.rank else loaded
 
 
 def _build(
-    config: EncoderConfig,
-    folder: Path,
-    texts: Iterable[str],
-    seed: int,
-    settings: Mapping[str, Any],
+    config: EncoderConfig, folder: Path, texts: Iterable[str], seed: int, platform: Platform | None
 ) -> None:
     workdir = folder.parent
     shutil.rmtree(folder, ignore_errors=True)  # left by a start that was refused: never trained
@@ -178,14 +258,12 @@ def _build(
         if origin is None:
             make_scratch_folder(building, texts, config.scratch, seed)
         else:
-            state, *chunk = _towers(origin, config)
-            save_encoder(load_encoder(state, **settings), state, building)
-            for second in chunk:
-                save_encoder(load_encoder(second, **settings), second, building / SECOND)
+            for tower, out in zip(_towers(origin, config), (building, building / SECOND)):
+                save_encoder(load_encoder(tower, config, platform=platform), tower, out)
             if not config.state_prefix and not config.chunk_prefix:
                 fix = "config.encoder.state_prefix and chunk_prefix begin texts with one"
                 print_unused_prompts(origin, fix)
-        load_encoder(building, **settings)  # refused before it is the run's own
+        load_encoder(building, config, platform=platform)  # refused before it is the run's own
         building.rename(folder)
     finally:
         shutil.rmtree(building, ignore_errors=True)

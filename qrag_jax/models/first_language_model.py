@@ -1,4 +1,4 @@
-"""Section `model` of a config: the language model that a run starts from, and its adapters.
+"""Section `model` of a config, and the language model that a run starts from, with its adapters.
 
 A given model stays where it is: the run's folder keeps what is learnt, not a copy of the base. A
 tiny Qwen3 with random weights, made for the run, is written into the run's folder. Its tokenizer is
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import jax
 import numpy as np
@@ -21,20 +21,23 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from qrag_jax.errors import Count, InputError, Natural, Positive, least, one_of
-from qrag_jax.models.files.model_folder import GENERATION, resolve_folder
+from qrag_jax.models.compute.precision import AUTO, FLOAT32, NAMES
+from qrag_jax.models.files.model_folder import GENERATION, read_json, resolve_folder
 from qrag_jax.models.files.weight_names import save_folder
+from qrag_jax.models.heads.embedding import LanguageModel
 from qrag_jax.models.pretrained import (
     LoadedLanguageModel,
     LoraConfig,
-    load_language_model,
+    check_vocabulary,
+    load_fields,
     new_adapters,
 )
-from qrag_jax.models.trunks.families import DECODERS
-from qrag_jax.models.trunks.qwen3 import Qwen3Config
-from qrag_jax.models.trunks.transformer import REMAT_POLICIES, Transformer
+from qrag_jax.models.trunks.families import DECODERS, Qwen3Config
+from qrag_jax.models.trunks.transformer import REMAT_POLICIES, Params, Transformer
 from qrag_jax.runtime import hosts, own_code
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.platform import Platform
+from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
 from qrag_jax.runtime.whole_files import write_json
 
 SMOLLM2 = "smollm2"  # in config.model.path: SmolLM2-135M-Instruct
@@ -111,8 +114,10 @@ class LanguageModelConfig:
 
     # Folder or hub name of a chat model; "smollm2": see `make llm`; "": the tiny one below
     path: str = ""
-    dtype: str = "auto"  # of the computation: float32, bfloat16; auto: the faster one here
-    activations: str = "auto"  # float32, bfloat16; auto: as dtype, but float32 on CPU
+    # of the computation: float32, bfloat16; auto: the faster one here
+    dtype: Annotated[str, one_of(NAMES)] = AUTO
+    # float32, bfloat16; auto: as dtype, but float32 on CPU
+    activations: Annotated[str, one_of(NAMES)] = AUTO
     # recomputed for gradients: none, layers, dots (all but dot products)
     remat: Annotated[str, one_of(REMAT_POLICIES)] = "none"
     block_tokens: Natural = 0  # tokens computed at a time; 0: 2048 on CPU, else 16384
@@ -124,6 +129,46 @@ class LanguageModelConfig:
     def tokens(self, platform: Platform) -> int:
         """Tokens that are computed at a time."""
         return self.block_tokens or (2048 if platform.on_cpu else 16384)
+
+
+def load_language_model(
+    folder: Path, config: LanguageModelConfig | None = None, *, platform: Platform | None = None
+) -> LoadedLanguageModel:
+    """Reads the folder of a causal language model.
+
+    Args:
+        config: how it computes (None: by the defaults, in float32); its `path` is not read.
+        platform: the devices that compute; None: those of this process.
+    """
+    config = config or LanguageModelConfig(dtype=FLOAT32)
+    fields = load_fields(folder, DECODERS, config, platform)
+    sizes = fields["trunk"].config
+    tokenizer = read_fast_tokenizer(folder)
+    check_vocabulary(folder, len(tokenizer), sizes.vocab_size)
+    stop_ids = _stop_ids(folder, fields["model_config"])
+    model = LanguageModel(fields["trunk"], stop_ids, sizes.longest_row)
+    return LoadedLanguageModel(model=model, folder=folder, tokenizer=tokenizer, **fields)
+
+
+def save_language_model(
+    loaded: LoadedLanguageModel, params: Params, tokenizer_files_from: Path, out: Path
+) -> None:
+    """Writes a folder that Hugging Face's model class opens; see `weight_names.save_folder`."""
+    config = loaded.model_config | {"tie_word_embeddings": not loaded.trunk.own_head}
+    save_folder(loaded.table, params, config, tokenizer_files_from, out)
+
+
+def _stop_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
+    """The ids that end a turn: those of generation_config.json, else of config.json."""
+    path = folder / GENERATION
+    found = (read_json(path) if path.is_file() else {}).get("eos_token_id")
+    found = config.get("eos_token_id") if found is None else found
+    ids = found if isinstance(found, list) else [] if found is None else [found]
+    if not all(type(each) is int and each >= 0 for each in ids):
+        raise InputError(
+            f"{folder}: eos_token_id is {found!r}; it must be a token's number, or a list of them."
+        )
+    return tuple(ids)
 
 
 def named_folder(path: str) -> Path:
@@ -157,9 +202,7 @@ def prepare_language_model(
         folder = workdir / FOLDER
         if not (folder / "config.json").exists():
             hosts.first_does(lambda: write_tiny_lm(folder, texts(), config.tiny, seed=seed))
-    loaded = load_language_model(
-        folder, config.dtype, config.remat, activations=config.activations, platform=platform
-    )
+    loaded = load_language_model(folder, config, platform=platform)
     if (sizes := config.lora.sizes) is not None:
         adapters = new_adapters(loaded.table, loaded.trunk, sizes, seed)
         model = dataclasses.replace(loaded.model, lora_scale=sizes.scale)
@@ -214,7 +257,7 @@ def write_tiny_lm(
     fields = dataclasses.asdict(sizes) | {"eos_token_id": end}
     fields["rms_norm_eps"] = fields.pop("layer_norm_eps")
     del fields["scaling"], fields["type_vocab_size"]
-    save_folder(DECODERS["qwen3"].table, params, fields, folder, folder)
+    save_folder(DECODERS["qwen3"], params, fields, folder, folder)
 
 
 def trained_tokenizer(texts: Iterable[str], vocab: int) -> tokenizers.Tokenizer:

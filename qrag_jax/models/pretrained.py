@@ -1,4 +1,4 @@
-"""Loads and saves folders of encoders and language models in Hugging Face's layout; adapters.
+"""What folders of encoders and language models have in common, in Hugging Face's layout; adapters.
 
 Architecture, weights and tokenizer must fit together. Weights are read lazily, from the folder.
 
@@ -21,35 +21,16 @@ from safetensors.numpy import save_file
 
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError, Natural, Positive, Rule
-from qrag_jax.models.compute.linear import LORA_A, LORA_B
+from qrag_jax.models.compute.lora import LORA_A, LORA_B
 from qrag_jax.models.compute.precision import precision
-from qrag_jax.models.files.model_folder import (
-    GENERATION,
-    TOKENIZER_FILES,
-    open_tensors,
-    read_config,
-    read_json,
-    trunk_folder,
-)
-from qrag_jax.models.files.sentence_transformers import VECTOR_SCALE, read_inputs, read_published
-from qrag_jax.models.files.weight_names import (
-    LeafPath,
-    NameTable,
-    leaves_of,
-    save_folder,
-    stored_params,
-)
-from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
-from qrag_jax.models.trunks.families import DECODERS, FAMILIES, HEAD_NAME, Family, family_of
-from qrag_jax.models.trunks.qwen3 import LanguageModel
+from qrag_jax.models.files.model_folder import TOKENIZER_FILES, open_tensors, read_config
+from qrag_jax.models.files.weight_names import LeafPath, NameTable, leaves_of, stored_params
+from qrag_jax.models.heads.embedding import LanguageModel, TextEncoder
+from qrag_jax.models.trunks.families import DECODERS, HEAD_NAME, family_of
 from qrag_jax.models.trunks.transformer import LAYERS, Params, Transformer
-from qrag_jax.runtime.config_fields import check_value, refusing_types
+from qrag_jax.runtime.config_fields import refusing_types
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
 from qrag_jax.runtime.whole_files import inside, write_json
-
-UNNORMALISED_SCALE = 0.1  # Q-RAG divides the mean of BERT's hidden states by 10
-
 
 # ---------------------------------------------------------------------- adapters
 
@@ -205,158 +186,41 @@ class LoadedLanguageModel(Loaded):
     folder: Path
 
 
-def _load(
-    folder: Path,
-    families: Mapping[str, Family],
-    how: tuple[str, str, str],
-    platform: Platform | None,
+def load_fields(
+    folder: Path, families: Mapping[str, NameTable], config: Any, platform: Platform | None
 ) -> dict[str, Any]:
-    """The fields of `Loaded`, but the tokenizer; `how`: dtype, activations and remat."""
+    """The fields of `Loaded`, but the tokenizer.
+
+    Args:
+        config: has dtype, activations and remat.
+        platform: the devices that compute; None: those of this process.
+    """
     platform = platform or Platform.of()
-    dtype, activations, remat = how
-    computed_in = precision(dtype, platform, activations)
+    computed_in = precision(config.dtype, platform, config.activations)
     model_config, where = read_config(folder), str(folder / "config.json")
     family = family_of(model_config, where, families)
     with refusing_types(where, "copy the model's own"):
-        config = family.config.from_dict(model_config, where)
+        sizes = family.config.from_dict(model_config, where)
     for name in TOKENIZER_FILES:
         inside(folder, name)  # libraries follow links
     tensors = open_tensors(folder)
     own_head = families is DECODERS and _has_own_head(model_config, tensors, folder)
-    trunk = Transformer(config, computed_in, remat, not platform.on_cpu, own_head=own_head)
+    scanned = not platform.on_cpu
+    trunk = Transformer(sizes, computed_in, config.remat, scanned, own_head=own_head)
     return {
         "trunk": trunk,
-        "table": family.table,
-        "stored": stored_params(family.table, trunk, tensors, str(folder)),
+        "table": family,
+        "stored": stored_params(family, trunk, tensors, str(folder)),
         "model_config": family.config.completed(model_config),
     }
 
 
-def _check_vocabulary(folder: Path, tokenizer: int, weights: int) -> None:
+def check_vocabulary(folder: Path, tokenizer: int, weights: int) -> None:
     if tokenizer > weights:
         raise InputError(
             f"{folder}: the tokenizer has {tokenizer} tokens but the weights hold {weights} "
             "(vocab_size in config.json); put the model's own tokenizer there."
         )
-
-
-# ---------------------------------------------------------------------- encoders
-
-
-def load_encoder(
-    folder: Path,
-    dtype: str = "float32",
-    scale: float | None = None,
-    remat: str = "none",
-    *,
-    activations: str = "auto",
-    pooling: str = "",
-    normalise: bool | None = None,
-    state_prefix: str = "",
-    chunk_prefix: str = "",
-    dropout: float = 0.0,
-    attention_dropout: float = 0.0,
-    platform: Platform | None = None,
-) -> LoadedEncoder:
-    """Reads the folder of an encoder.
-
-    Args:
-        dtype, activations, remat, prefixes, dropout: see `EncoderConfig`.
-        scale: factor on the pooled vector; None: what config.json says (`VECTOR_SCALE`, as in
-            exported towers), else 1 for normalised vectors and 0.1 (as in Q-RAG) for others.
-        pooling, normalise: "" and None: as the model does, by its sentence-transformers files, else
-            by its family. If both are given, the folder's own are not read.
-        platform: the devices that compute; None: those of this process.
-    """
-    if pooling not in ("", *POOLINGS):
-        raise InputError(
-            f"config.encoder.pooling is {pooling!r}; use one of {', '.join(POOLINGS)}."
-        )
-    root, folder = folder, trunk_folder(folder)
-    fields = _load(folder, FAMILIES, (dtype, activations, remat), platform)
-    trunk, where = fields["trunk"], str(folder / "config.json")
-    config, is_causal = trunk.config, trunk.config.CAUSAL
-    if (dropout or attention_dropout) and is_causal:
-        raise InputError(
-            f"config.encoder.dropout is {dropout} and attention_dropout {attention_dropout}, but "
-            f"models of the type {fields['table'].model_type!r} have no dropout; set both to 0."
-        )
-    if config.hidden_size % 2:
-        raise InputError(
-            f"{where}: hidden_size {config.hidden_size} is odd, but an embedding is read as two "
-            "halves; use an encoder of even width."
-        )
-    lowers, _ = read_inputs(root)
-    tokenizer = TextTokenizer.load(folder, opens_rows=not is_causal, lowers=lowers)
-    _check_vocabulary(folder, tokenizer.vocab_size, config.vocab_size)
-    own_pooling = None
-    if not pooling or normalise is None:
-        own_pooling, own = read_published(root) or (None, is_causal)
-        normalise = own if normalise is None else normalise
-    if scale is None:
-        scale = fields["model_config"].get(VECTOR_SCALE)
-        if scale is not None:
-            check_value(Positive, scale, f"{where}: {VECTOR_SCALE}")
-        scale = float(scale or (1.0 if normalise else UNNORMALISED_SCALE))
-    state_ids, chunk_ids = tokenizer.encode([state_prefix, chunk_prefix])
-    encoder = TextEncoder(
-        module=trunk,
-        width=config.hidden_size,
-        max_positions=config.longest_row,
-        opening_id=tokenizer.cls_id,
-        sep_id=tokenizer.sep_id,
-        pad_id=tokenizer.pad_id,
-        scale=scale,
-        pooling=pooling or own_pooling or (LAST if is_causal else MEAN),
-        normalise=normalise,
-        state_prefix=tuple(state_ids),
-        chunk_prefix=tuple(chunk_ids),
-        dropout=dropout,
-        attention_dropout=attention_dropout,
-    )
-    return LoadedEncoder(encoder=encoder, tokenizer=tokenizer, **fields)
-
-
-def save_encoder(loaded: LoadedEncoder, tokenizer_files_from: Path, out: Path) -> None:
-    """Writes the folder of an encoder; weights keep the bytes that they have in their files."""
-    save_folder(loaded.table, loaded.stored, loaded.model_config, tokenizer_files_from, out)
-
-
-def with_new_adapters(loaded: LoadedEncoder, config: LoraConfig, seed: int) -> LoadedEncoder:
-    """The encoder, frozen, with new adapters that change no output yet."""
-    adapters = new_adapters(loaded.table, loaded.trunk, config, seed)
-    how: Any = {"lora_scale": config.scale, "lora_dropout": config.dropout}
-    encoder = dataclasses.replace(loaded.encoder, **how)
-    return dataclasses.replace(loaded, encoder=encoder, adapters=adapters)
-
-
-# ---------------------------------------------------------------------- language models
-
-
-def load_language_model(
-    folder: Path,
-    dtype: str = "float32",
-    remat: str = "none",
-    *,
-    activations: str = "auto",
-    platform: Platform | None = None,
-) -> LoadedLanguageModel:
-    """Reads the folder of a causal language model; see `LanguageModelConfig` for the arguments."""
-    fields = _load(folder, DECODERS, (dtype, activations, remat), platform)
-    config = fields["trunk"].config
-    tokenizer = read_fast_tokenizer(folder)
-    _check_vocabulary(folder, len(tokenizer), config.vocab_size)
-    stop_ids = _stop_ids(folder, fields["model_config"])
-    model = LanguageModel(fields["trunk"], stop_ids, config.longest_row)
-    return LoadedLanguageModel(model=model, folder=folder, tokenizer=tokenizer, **fields)
-
-
-def save_language_model(
-    loaded: LoadedLanguageModel, params: Params, tokenizer_files_from: Path, out: Path
-) -> None:
-    """Writes a folder that Hugging Face's model class opens; see `weight_names.save_folder`."""
-    config = loaded.model_config | {"tie_word_embeddings": not loaded.trunk.own_head}
-    save_folder(loaded.table, params, config, tokenizer_files_from, out)
 
 
 def _has_own_head(config: Mapping[str, Any], tensors: Mapping[str, Any], folder: Path) -> bool:
@@ -370,16 +234,3 @@ def _has_own_head(config: Mapping[str, Any], tensors: Mapping[str, Any], folder:
             "encoder."
         )
     return there and not tied
-
-
-def _stop_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
-    """The ids that end a turn: those of generation_config.json, else of config.json."""
-    path = folder / GENERATION
-    found = (read_json(path) if path.is_file() else {}).get("eos_token_id")
-    found = config.get("eos_token_id") if found is None else found
-    ids = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(type(each) is int and each >= 0 for each in ids):
-        raise InputError(
-            f"{folder}: eos_token_id is {found!r}; it must be a token's number, or a list of them."
-        )
-    return tuple(ids)

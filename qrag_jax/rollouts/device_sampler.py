@@ -26,7 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted, attach
-from qrag_jax.models.trunks.qwen3 import LanguageModel
+from qrag_jax.models.heads.embedding import LanguageModel
 from qrag_jax.models.trunks.qwen3_cache import (
     APART,
     Cache,

@@ -35,11 +35,10 @@ from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome, Request
 from qrag_jax.llm.server.publish import Publisher, PublishError, Weights
 from qrag_jax.llm.server.server import Existing, Server, server_of, started
-from qrag_jax.models.compute.linear import LORA_B
-from qrag_jax.models.compute.lora import Adapted, attach, merge
+from qrag_jax.models.compute.lora import LORA_B, Adapted, attach, merge
 from qrag_jax.models.files.weight_names import tensors_from_params
+from qrag_jax.models.heads.embedding import LanguageModel
 from qrag_jax.models.pretrained import LoadedLanguageModel, LoraConfig, write_adapters
-from qrag_jax.models.trunks.qwen3 import LanguageModel
 from qrag_jax.models.trunks.transformer import Params
 from qrag_jax.rollouts.token_episodes import Speech
 from qrag_jax.rollouts.trajectories import (

@@ -52,9 +52,9 @@ from qrag_jax.models.files.sentence_transformers import (
     read_inputs,
 )
 from qrag_jax.models.files.weight_names import LeafPath, tensors_from_params
-from qrag_jax.models.first_encoder import EncoderConfig
+from qrag_jax.models.first_encoder import EncoderConfig, load_encoder
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
+from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.models.trunks.transformer import LAYERS
 from qrag_jax.retrieval import bm25, corpus, faiss_index, index_folder
 from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus
@@ -221,7 +221,7 @@ class PassageEncoder:
             raise InputError(f"--encoder is {MINILM!r}, which was found nowhere; give a folder.")
         if (folder / EXPORTED / "config.json").is_file():
             folder /= EXPORTED
-        loaded = load_encoder(folder, **config.load_settings | {"platform": Platform.of(mesh)})
+        loaded = load_encoder(folder, config, platform=Platform.of(mesh))
         encoder = loaded.encoder
         if not encoder.chunk_prefix:
             own = own_prefix(loaded.tokenizer)

@@ -35,9 +35,9 @@ from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.compute.rope import THETA
 from qrag_jax.models.files import sentence_transformers
 from qrag_jax.models.files.weight_names import save_folder
-from qrag_jax.models.first_encoder import origin, prepare_encoder
+from qrag_jax.models.first_encoder import EncoderConfig, load_encoder, origin, prepare_encoder
 from qrag_jax.models.heads.embedding import Params, TextEncoder
-from qrag_jax.models.pretrained import LoadedEncoder, load_encoder, write_adapters
+from qrag_jax.models.pretrained import LoadedEncoder, write_adapters
 from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers, form_of
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.rollouts.text_table import MeshTower
@@ -223,9 +223,9 @@ def exported_towers(
     folder: Path, config: RetrieverConfig, form: RowForm, dtype: str
 ) -> Iterator[MeshTower]:
     """The towers of states and of chunks of an export, on all devices of this process."""
-    mesh = make_mesh()
+    mesh, how = make_mesh(), EncoderConfig(dtype=dtype or AUTO)
     state, chunk = (
-        load_encoder(folder / tower.folder, dtype or AUTO, platform=Platform.of(mesh))
+        load_encoder(folder / tower.folder, how, platform=Platform.of(mesh))
         for tower in (config.state, config.chunk)
     )
     shardings = placement.params_shardings(mesh, state.trunk.partition_rules(), state.stored)

@@ -17,9 +17,9 @@ import pytest
 import torch
 import transformers
 
-from qrag_jax.models import pretrained
 from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.pretrained import LoadedLanguageModel, load_language_model
+from qrag_jax.models.first_language_model import load_language_model, save_language_model
+from qrag_jax.models.pretrained import LoadedLanguageModel
 from qrag_jax.models.trunks import families
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig
@@ -100,7 +100,7 @@ def test_a_saved_folder_is_opened_by_hugging_face(case: Case, tmp_path: Path) ->
     loaded = case.loaded
     (case.folder / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
     changed = jax.tree.map(lambda leaf: leaf * 1.01, loaded.params)
-    pretrained.save_language_model(loaded, changed, case.folder, tmp_path)
+    save_language_model(loaded, changed, case.folder, tmp_path)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path).eval()
     found = logits(loaded.model, changed, TOKENS, LENGTHS)
     np.testing.assert_allclose(found[INSIDE], case.logits(theirs).detach(), atol=1e-4)

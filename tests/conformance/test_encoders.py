@@ -24,13 +24,12 @@ from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import LIBRARY, Precision
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
+from qrag_jax.models.first_encoder import load_encoder, save_encoder
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import (
     ALL_LINEAR,
     LoadedEncoder,
     LoraConfig,
-    load_encoder,
-    save_encoder,
     target_modules,
     write_adapters,
 )

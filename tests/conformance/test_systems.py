@@ -22,7 +22,7 @@ from ml_collections import ConfigDict
 from qrag_jax import Retriever, systems
 from qrag_jax.errors import InputError
 from qrag_jax.export import export_language_model
-from qrag_jax.models.pretrained import load_language_model
+from qrag_jax.models.first_language_model import load_language_model
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields, save_config
 from qrag_jax.systems import run_flags, training

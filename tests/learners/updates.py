@@ -29,8 +29,7 @@ from qrag_jax.learners.token_update import make_token_update, pair_episodes, tok
 from qrag_jax.learners.two_towers import FusedGradient, ScoredGradient, TwoTowers, make_update
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.models.trunks.families import BertConfig
-from qrag_jax.models.trunks.qwen3 import Qwen3Config
+from qrag_jax.models.trunks.families import BertConfig, Qwen3Config
 from qrag_jax.models.trunks.transformer import HEAD, Transformer
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig, log_prob, pool_logits
 from qrag_jax.policies.tokens import Vocabulary

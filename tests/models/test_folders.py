@@ -5,6 +5,7 @@ That every family's folder goes in and out unchanged: `tests.conformance`.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from collections.abc import Callable
@@ -25,13 +26,14 @@ from transformers import AutoTokenizer
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.sentence_transformers import read_published, write_modules
-from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
-from qrag_jax.models.pretrained import (
+from qrag_jax.models.first_encoder import (
+    EncoderConfig,
+    ScratchConfig,
     load_encoder,
-    load_language_model,
+    make_scratch_folder,
     save_encoder,
-    save_language_model,
 )
+from qrag_jax.models.first_language_model import load_language_model, save_language_model
 from qrag_jax.runtime.pretrained_files import find_minilm
 from tests.data.real_data import real
 from tests.models.test_configs import NOMIC
@@ -45,6 +47,7 @@ from tests.support.small_models import (
     write_unigram_tokenizer,
 )
 
+PLAIN = EncoderConfig(dtype="float32", scale=1.0)
 TEXTS = ["the moth", "a moth is a thing of the night", "x", ""]
 
 
@@ -112,7 +115,7 @@ def test_a_published_folder_gives_the_vectors_of_transformers(name: str, tmp_pat
     _, _, pooling, normalise, ids = PUBLISHED[name]
     folder, out, texts = tmp_path / "model", tmp_path / "out", TEXTS[: 3 if "qwen" in name else 4]
     write_published(name, folder)
-    loaded = load_encoder(folder, scale=1.0)
+    loaded = load_encoder(folder, PLAIN)
     encoder = loaded.encoder
     assert (encoder.pooling, encoder.normalise) == (pooling, normalise)
     assert (encoder.opening_id, encoder.sep_id, encoder.pad_id) == ids
@@ -125,7 +128,8 @@ def test_a_published_folder_gives_the_vectors_of_transformers(name: str, tmp_pat
     np.testing.assert_allclose(their_vectors(out, pooling, normalise, texts), found, atol=1e-5)
     if "bare" in name:
         prefix = "Instruct: find it\nQuery: " if "qwen" in name else "query: "
-        asked = load_encoder(folder, scale=1.0, state_prefix=prefix.rstrip(), chunk_prefix="the")
+        how = dataclasses.replace(PLAIN, state_prefix=prefix.rstrip(), chunk_prefix="the")
+        asked = load_encoder(folder, how)
         assert len(asked.encoder.chunk_opening) == 1 + (encoder.opening_id is not None)
         rows = [f"{prefix}the moth", f"{prefix}x"]
         expected = their_vectors(out, pooling, normalise, rows)
@@ -153,7 +157,10 @@ def test_genuine_minilm_gives_the_recorded_embeddings() -> None:
     if minilm_folder is None:
         pytest.skip("all-MiniLM-L6-v2 is neither on this machine nor to be downloaded")
     reference = np.load(real("minilm_ref.npz"))
-    loaded, mask = load_encoder(minilm_folder, normalise=True), reference["attention_mask"]
+    loaded, mask = (
+        load_encoder(minilm_folder, EncoderConfig(dtype="float32", normalise=True)),
+        reference["attention_mask"],
+    )
     tokens = jnp.asarray(reference["input_ids"], jnp.int32)
     found = loaded.encoder.embed(loaded.params, tokens, jnp.asarray(mask.sum(1), jnp.int32))
     np.testing.assert_allclose(found, reference["normed"], atol=1e-5, rtol=0)
@@ -193,7 +200,7 @@ def write_pooling(folder: Path, *modules: str, types: str = LIBRARY, **pooling: 
 
 
 def how(folder: Path, **settings: Any) -> tuple[str, bool, float]:
-    encoder = load_encoder(folder, **settings).encoder
+    encoder = load_encoder(folder, EncoderConfig(dtype="float32", **settings)).encoder
     return encoder.pooling, encoder.normalise, encoder.scale
 
 
@@ -217,7 +224,7 @@ def test_folders_of_sentence_transformers(mode: str, normalised: bool, tmp_path:
     library = sentence_transformers.SentenceTransformer(modules=parts, device="cpu")
     saved, kept = tmp_path / "saved", tmp_path / "kept"
     library.save(str(saved))
-    found = vectors_of(load_encoder(saved, scale=1.0), LETTERS)
+    found = vectors_of(load_encoder(saved, PLAIN), LETTERS)
     np.testing.assert_allclose(found, library.encode(LETTERS), atol=1e-5)
     # Without a word about scale: as Q-RAG has it, or cosines.
     assert how(saved)[2] == (1.0 if normalised else 0.1)

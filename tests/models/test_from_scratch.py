@@ -29,10 +29,11 @@ from qrag_jax.models.first_language_model import (
     START,
     TAGS,
     TinyLMConfig,
+    load_language_model,
     named_folder,
     write_tiny_lm,
 )
-from qrag_jax.models.pretrained import LoadedLanguageModel, load_language_model
+from qrag_jax.models.pretrained import LoadedLanguageModel
 from qrag_jax.runtime.pretrained_files import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 
 ROOT = Path(__file__).parents[2]

@@ -23,9 +23,9 @@ from qrag_jax.learners.two_towers import FusedGradient, ScoredGradient, Towers
 from qrag_jax.learners.update import Sums
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes
-from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
+from qrag_jax.models.first_encoder import ScratchConfig, load_encoder, make_scratch_folder
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.models.pretrained import LoadedEncoder, load_encoder
+from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.retrieval.towers import RowForm
 from qrag_jax.retrieval.towers import Towers as TextTowers
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig, Trajectory, rollout

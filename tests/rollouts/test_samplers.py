@@ -20,8 +20,9 @@ from scipy.special import log_softmax
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
+from qrag_jax.models.heads.embedding import LanguageModel
 from qrag_jax.models.trunks import qwen3_cache
-from qrag_jax.models.trunks.qwen3 import LanguageModel, Qwen3Config
+from qrag_jax.models.trunks.families import Qwen3Config
 from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.rollouts.device_sampler import DeviceSampler, shared_prefixes
 from qrag_jax.rollouts.served_policy import ServerSampler, check_log_probs, seed_of, turn_log_probs

@@ -21,8 +21,12 @@ from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.models.compute.lora import Adapted, folded
-from qrag_jax.models.first_language_model import END, TinyLMConfig, write_tiny_lm
-from qrag_jax.models.pretrained import load_language_model
+from qrag_jax.models.first_language_model import (
+    END,
+    TinyLMConfig,
+    load_language_model,
+    write_tiny_lm,
+)
 from qrag_jax.models.trunks.families import DECODERS
 from qrag_jax.models.trunks.transformer import Params
 from qrag_jax.rollouts.device_sampler import DeviceSampler

@@ -15,7 +15,8 @@ from qrag_jax.learners.state import Parts
 from qrag_jax.learners.token_policy import TokenPolicy
 from qrag_jax.learners.token_update import TokenEpisodes, grpo_tokens
 from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.pretrained import LoadedLanguageModel, load_language_model
+from qrag_jax.models.first_language_model import load_language_model
+from qrag_jax.models.pretrained import LoadedLanguageModel
 from qrag_jax.models.trunks.families import DECODERS
 from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts.token_blocks import TokenBlocks
@@ -72,7 +73,7 @@ def given_tokens(
 
 def by_name(params: Any) -> dict[str, np.ndarray]:
     """A decoder's parameters, or their gradient, by Hugging Face's names."""
-    return tensors_from_params(DECODERS["qwen3"].table, jax.tree.map(np.asarray, params))
+    return tensors_from_params(DECODERS["qwen3"], jax.tree.map(np.asarray, params))
 
 
 def differences(

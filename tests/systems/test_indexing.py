@@ -15,8 +15,12 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.sentence_transformers import write_tokenizer
-from qrag_jax.models.first_encoder import make_scratch_folder
-from qrag_jax.models.pretrained import load_encoder, save_encoder
+from qrag_jax.models.first_encoder import (
+    EncoderConfig,
+    load_encoder,
+    make_scratch_folder,
+    save_encoder,
+)
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.exact import ExactIndex
@@ -279,7 +283,8 @@ def test_texts_are_read_as_sentence_transformers_reads_them(case: Any, tmp_path:
     vectors = encoder(TEXTS)
     assert encoder.row_tokens == longest
     assert bool((vectors[0] == vectors[1]).all()) == lowers
-    loaded, kept, exported = load_encoder(folder, scale=1.0), tmp_path / "kept", tmp_path / "chunk"
+    plain = EncoderConfig(dtype="float32", scale=1.0)
+    loaded, kept, exported = load_encoder(folder, plain), tmp_path / "kept", tmp_path / "chunk"
     save_encoder(loaded, folder, kept)
     tower = Tower("chunk", CHUNK, encoder.encoder.chunk_opening, longest, plain=True)
     write_tower_of(loaded, tower, encoder.params, exported)

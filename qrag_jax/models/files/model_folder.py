@@ -265,7 +265,7 @@ def write_shards(
     """Writes weights as Hugging Face's libraries do: `model.safetensors`, or shards and an index.
 
     A tensor has a shape and a dtype, and is read by `np.asarray`; those of one shard are in memory
-    at a time. Files are renamed into place at the end, so the tensors may be in those replaced.
+    at a time. The folder must not be the one that the tensors are in.
     """
     from huggingface_hub import split_state_dict_into_shards_factory
 
@@ -275,20 +275,10 @@ def write_shards(
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=max_bytes,
     )
-    parts = {name: folder / f".{name}.part" for name in plan.filename_to_tensors}
-    try:
-        for name, part in parts.items():
-            shard = {n: np.asarray(tensors[n], order="C") for n in plan.filename_to_tensors[name]}
-            save_file(shard, part, metadata={"format": "pt"})
-            del shard  # before the next one is read
-        for old in [*folder.glob("model-*-of-*.safetensors"), folder / WHOLE_FILE]:
-            old.unlink(missing_ok=True)
-        (folder / INDEX_FILE).unlink(missing_ok=True)
-        for name, part in parts.items():
-            part.replace(folder / name)
-    finally:
-        for part in parts.values():
-            part.unlink(missing_ok=True)
+    for file, names in plan.filename_to_tensors.items():
+        shard = {name: np.asarray(tensors[name], order="C") for name in names}
+        save_file(shard, folder / file, metadata={"format": "pt"})
+        del shard  # before the next one is read
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         write_json(folder / INDEX_FILE, index)

@@ -24,7 +24,7 @@ from qrag_jax.models.files.model_folder import (
     trunk_folder,
     write_shards,
 )
-from qrag_jax.models.trunks.transformer import LAYERS, WORDS, Params, Transformer
+from qrag_jax.models.trunks.transformer import LAYERS, WORDS, Params, Sizes, Transformer
 from qrag_jax.runtime.whole_files import write_json
 
 LeafPath = tuple[str, ...]  # path of a leaf in the parameter tree
@@ -33,8 +33,9 @@ MOST_PROBLEMS = 50  # listed in one error
 
 @dataclasses.dataclass(frozen=True)
 class NameTable:
-    """How one architecture's weights are called in Hugging Face's files."""
+    """One family: its sizes, and how its weights are called in Hugging Face's files."""
 
+    config: type[Sizes]  # `from_dict` reads a parsed `config.json`
     # Leaf of the parameter tree → Hugging Face's name, with `{}` for the layer's number; leaves
     # that some configs do not have (such as biases) have a name too
     names: Mapping[LeafPath, str]
@@ -62,6 +63,7 @@ class NameTable:
 
 
 def name_table(
+    config: type[Sizes],
     outside: Mapping[str, str],
     layer: str,
     modules: str,
@@ -89,7 +91,7 @@ def name_table(
         else:
             names[path] = f"{there}.weight"
     prefixes = ("", *prefixes, "model.", "0.auto_model.")
-    return NameTable(names=names, prefixes=prefixes, **further)
+    return NameTable(config=config, names=names, prefixes=prefixes, **further)
 
 
 def stored_params(
@@ -179,7 +181,7 @@ def save_folder(
         params: stacked; leaves are `StoredLeaf`s, which keep the bytes of their files, NumPy arrays
             or fully addressable JAX arrays.
         tokenizer_files_from: folder from which `kept_files` are copied.
-        out: files of the same names in it are replaced.
+        out: not the folder that the weights are in; files of the same names are replaced.
     """
     out.mkdir(parents=True, exist_ok=True)
     tensors = _parts(table, params)

@@ -1,4 +1,4 @@
-"""A text encoder as the towers use it: a Flax trunk, its pooling and its special tokens."""
+"""What is made of a trunk's hidden states: vectors of texts, and logits of the next tokens."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from jax.sharding import Mesh
 
 from qrag_jax.models.compute.lora import Adapted, attach, of_tower
 from qrag_jax.models.compute.packing import Layout, padded_layout
-from qrag_jax.models.compute.precision import EXACT
-from qrag_jax.models.trunks.transformer import WORDS, Params, Transformer
+from qrag_jax.models.compute.precision import EXACT, rounded_einsum
+from qrag_jax.models.trunks.transformer import HEAD, WORDS, Params, Transformer
 
 POOLINGS = MEAN, LAST, CLS = "mean", "last", "cls"
 
@@ -129,3 +129,35 @@ def pool(pooling: str, hidden: jax.Array, layout: Layout, scale: float = 1.0) ->
     # An absent row may point to the place of a present row, which must get no gradient from it.
     one = jnp.where(layout.lengths[:, None] > 0, hidden[place], 0)
     return scale * one.astype(jnp.float32)
+
+
+# ---------------------------------------------------------------------- language models
+
+
+@dataclasses.dataclass(frozen=True)
+class LanguageModel:
+    """Maps rows of tokens to logits of their next tokens.
+
+    Training and sampling never make all logits of a batch: see `policies.tokens`.
+    """
+
+    trunk: Transformer  # maps word vectors to hidden states
+    stop_ids: tuple[int, ...]  # tokens that end a turn
+    max_positions: int  # longest row that the model was made for
+    lora_scale: float = 1.0  # factor on the product of an adapter's two matrices, if there are any
+
+    def head(self, params: Params) -> jax.Array:
+        """The head `[V, H]`, stored or prepared parameters alike."""
+        return params[HEAD] if self.trunk.own_head else params[WORDS]
+
+    def logits(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+        """tokens `[B, L]` padded on the right, lengths `[B]` → float32 `[B, L, V]`.
+
+        `params` are stacked. At positions ≥ length the values are finite but meaningless.
+        """
+        hidden = self.trunk.hidden_states(params, tokens, lengths)
+        return self.logits_of(hidden, self.head(params))
+
+    def logits_of(self, hidden: jax.Array, head: jax.Array) -> jax.Array:
+        """Hidden states `[..., H]` → float32 `[..., V]`."""
+        return rounded_einsum(self.trunk.precision.products, "...h,vh->...v", hidden, head)

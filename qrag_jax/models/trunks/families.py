@@ -1,11 +1,12 @@
-"""The families of encoders: sizes, spellings of `config.json`, and names of weights in files."""
+"""The families of models: sizes, spellings of `config.json`, and names of weights in files."""
 
 from __future__ import annotations
 
 import dataclasses
+import math
 import re
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, ClassVar, NamedTuple
+from typing import Annotated, Any, ClassVar
 
 import flax.linen as nn
 import numpy as np
@@ -13,7 +14,6 @@ import numpy as np
 from qrag_jax.errors import Count, InputError, Positive, least
 from qrag_jax.models.compute.dropout import GATED, OUTPUT
 from qrag_jax.models.files.weight_names import NameTable, name_table
-from qrag_jax.models.trunks.qwen3 import KINDS, TABLE, Qwen3Config
 from qrag_jax.models.trunks.transformer import (
     ACTIVATIONS,
     DISTANCES,
@@ -52,6 +52,7 @@ class BertConfig(Sizes):
 
 
 BERT_TABLE = name_table(
+    BertConfig,
     EMBEDDINGS,
     "encoder.layer.{}.",
     "query attention.self.query, key attention.self.key, value attention.self.value, "
@@ -84,6 +85,7 @@ class XlmRobertaConfig(BertConfig):
 
 XLM_ROBERTA_TABLE = dataclasses.replace(
     BERT_TABLE,
+    config=XlmRobertaConfig,
     prefixes=("", "roberta.", "model.", "0.auto_model."),
     model_type="xlm-roberta",
     architecture="XLMRobertaModel",
@@ -120,6 +122,7 @@ class MpnetConfig(BertConfig):
 
 
 MPNET_TABLE = name_table(
+    MpnetConfig,
     EMBEDDINGS | {DISTANCES: "encoder.relative_attention_bias"},
     "encoder.layer.{}.",
     "query attention.attn.q, key attention.attn.k, value attention.attn.v, "
@@ -195,6 +198,7 @@ class GteConfig(Sizes):
 # Published folders hold a model with a head, in which the trunk is called "new"
 # (gte-multilingual-base: NewForTokenClassification). Folders written here hold NewModel, the trunk.
 GTE_TABLE = name_table(
+    GteConfig,
     EMBEDDINGS,
     "encoder.layer.{}.",
     "query_key_value attention.qkv_proj, attention_output attention.o_proj, "
@@ -287,6 +291,7 @@ class NomicBertConfig(GteConfig):
 # The names of published folders, which transformers reads and writes, too. The folder of a model
 # with a head (nomic-bert-2048) calls the trunk "bert".
 NOMIC_TABLE = name_table(
+    NomicBertConfig,
     EMBEDDINGS | {"embedding_norm": "emb_ln"},
     "encoder.layers.{}.",
     "query_key_value attn.Wqkv, attention_output attn.out_proj, attention_norm norm1, "
@@ -336,12 +341,8 @@ class ModernBertConfig(Sizes):
     layer_types: tuple[str, ...] = ()  # a name of `LAYER_TYPES` for each layer
 
     @property
-    def local_layers(self) -> tuple[bool, ...]:
-        return tuple(kind == LOCAL for kind in self.layer_types)
-
-    @property
-    def reach(self) -> int:
-        return self.local_attention // 2
+    def local(self) -> tuple[int, tuple[bool, ...]]:
+        return self.local_attention // 2, tuple(kind == LOCAL for kind in self.layer_types)
 
     @property
     def rotations(self) -> tuple[np.ndarray, ...]:
@@ -372,6 +373,7 @@ class ModernBertConfig(Sizes):
 
 # Published folders with a head ("head.", "decoder.", "classifier.") call the trunk "model".
 MODERNBERT_TABLE = name_table(
+    ModernBertConfig,
     {
         WORDS: "embeddings.tok_embeddings",
         "embedding_norm": "embeddings.norm",
@@ -388,52 +390,161 @@ MODERNBERT_TABLE = name_table(
 )
 
 
+# ---------------------------------------------------------------------- Qwen3 and its kin
+
+QWEN3, QWEN2, LLAMA = KINDS = ("qwen3", "qwen2", "llama")  # by the model_type of config.json
+
+
+# How slow pairs are slowed down, named as in Hugging Face's `config.json`.
+LLAMA3 = ["factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"]
+
+
+def slowed(
+    frequency: np.ndarray, factor: float, low: float, high: float, original: float
+) -> np.ndarray:
+    """Pairs with few turns in the original context get 1/factor of their frequency.
+
+    Those with many keep it, and in between it goes from the one to the other. The arguments are
+    those of `LLAMA3`.
+    """
+    turns = original * frequency / (2 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return frequency * (kept + (1 - kept) / factor)
+
+
+@dataclasses.dataclass(frozen=True)
+class Qwen3Config(Sizes):
+    """Qwen3 (Yang et al., arXiv 2505.09388), also of Qwen3-Embedding (arXiv 2506.05176).
+
+    It has no biases by default, queries and keys are normalised head by head, and a few query heads
+    share one key head. Llama 3 (Grattafiori et al., arXiv 2407.21783) and its kin, such as SmolLM2,
+    and Qwen2.5 have the same layers without norms of heads; Qwen2.5 (arXiv 2412.15115) has biases.
+    Llama 3.1 and later turn slow pairs slower, for longer contexts.
+    """
+
+    CAUSAL: ClassVar[bool] = True
+    PRE_NORM: ClassVar[bool] = True
+    ROTATES: ClassVar[bool] = True
+    GATED_MAP: ClassVar[str] = "gate_up"
+    DROPS: ClassVar[tuple[int, ...]] = ()
+    FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {
+        QKV: ("query", "key", "value"),
+        "gate_up": ("gate", "up"),
+    }
+    COLUMNS: ClassVar[tuple[str, ...]] = ("query", "key", "value", "gate", "up")
+    ROWS: ClassVar[tuple[str, ...]] = ("attention_output", "down")
+    CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "hidden_act": ("silu",),
+        "use_sliding_window": (False, None),  # windowed attention
+        "mlp_bias": (False, None),
+    }
+    SPELLINGS: ClassVar[Mapping[str, str]] = {"rms_norm_eps": "layer_norm_eps"}
+
+    num_key_value_heads: Size = dataclasses.field(kw_only=True)
+    head_dim: Size = 128
+    max_position_embeddings: Size = 32768
+    type_vocab_size: int = 0
+    layer_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    rope_theta: float = 1e4
+    attention_bias: bool = False
+    tie_word_embeddings: bool = False
+    model_type: str = QWEN3
+    scaling: tuple[float, ...] = ()  # the values of `LLAMA3`; (): positions are not scaled
+
+    @property
+    def key_heads(self) -> int:
+        return self.num_key_value_heads
+
+    @property
+    def norms_heads(self) -> bool:
+        return self.model_type == QWEN3
+
+    @property
+    def biases(self) -> tuple[bool, bool, bool]:
+        if self.model_type == QWEN2:
+            return True, False, False
+        return self.attention_bias, self.attention_bias, False
+
+    @property
+    def norm(self) -> Callable[..., nn.Module]:
+        """x / √mean(x²) · scale over the last axis (Zhang & Sennrich, 2019)."""
+        return nn.RMSNorm
+
+    @property
+    def rotations(self) -> tuple[np.ndarray, ...]:
+        plain = frequencies(self.rope_theta, self.head_dim)
+        return (slowed(plain, *self.scaling) if self.scaling else plain,)
+
+    @classmethod
+    def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
+        kinds = config.get("layer_types") or ()
+        if not {*kinds} <= {"full_attention"}:
+            raise InputError(
+                f"{where}: layer_types {kinds!r:.60} ask for windowed attention, which is not "
+                "computed here; use a model whose layers all have full attention."
+            )
+        kind = config.get("model_type", QWEN3)
+        found, scaling = rotation_fields(config, where, "llama3" if kind == LLAMA else "")
+        if scaling is not None:
+            rope = f"{where}: rope_parameters"
+            read = [check_value(Positive, scaling.get(n), f"{rope}.{n}") for n in LLAMA3]
+            if read[2] <= read[1]:
+                raise InputError(f"{rope}.high_freq_factor is not above low_freq_factor.")
+            found["scaling"] = tuple(read)
+        if kind != QWEN3 and config.get("head_dim") is None:  # all heads are H wide
+            found["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+        return found
+
+
+# A language-model head ("lm_head.weight", of models whose head is not tied to the word table)
+# lies outside the trunk and is ignored: an encoder does not need it.
+QWEN3_TABLE = name_table(
+    Qwen3Config,
+    {WORDS: "embed_tokens", "final_norm": "norm"},
+    "layers.{}.",
+    "attention_norm input_layernorm, query self_attn.q_proj, key self_attn.k_proj, "
+    "value self_attn.v_proj, query_norm self_attn.q_norm, key_norm self_attn.k_norm, "
+    "attention_output self_attn.o_proj, feed_forward_norm post_attention_layernorm, "
+    "gate mlp.gate_proj, up mlp.up_proj, down mlp.down_proj",
+    trunk=("embed_tokens.", "layers.", "norm."),
+    ignored=re.compile(r"rotary_emb\.inv_freq"),  # a buffer, not a weight
+    model_type="qwen3",
+    architecture="Qwen3Model",
+)
+
+
 # ---------------------------------------------------------------------- the families
 
 
-class Family(NamedTuple):
-    """One architecture: all that is needed to load a folder of it as an encoder.
-
-    A decoder is one as Qwen3-Embedding is: rows begin with their text, the last token's hidden
-    state is the vector, normalised unless the folder says otherwise, and training drops nothing.
-    """
-
-    config: type[Sizes]  # `from_dict` reads a parsed `config.json`
-    table: NameTable  # the names of its weights
-
-
-# The families by the model_type of config.json.
+# The families by the model_type of config.json. A decoder is an encoder as Qwen3-Embedding is: rows
+# begin with their text, the last token's hidden state is the vector, normalised unless the folder
+# says otherwise, and training drops nothing.
 FAMILIES = {
-    "bert": Family(BertConfig, BERT_TABLE),
-    "qwen3": Family(Qwen3Config, TABLE),
-    "new": Family(GteConfig, GTE_TABLE),
-    "xlm-roberta": Family(XlmRobertaConfig, XLM_ROBERTA_TABLE),
-    "roberta": Family(XlmRobertaConfig, ROBERTA_TABLE),
-    "modernbert": Family(ModernBertConfig, MODERNBERT_TABLE),
-    "mpnet": Family(MpnetConfig, MPNET_TABLE),
-    "nomic_bert": Family(NomicBertConfig, NOMIC_TABLE),
+    table.model_type: table
+    for table in (
+        *(BERT_TABLE, QWEN3_TABLE, GTE_TABLE, XLM_ROBERTA_TABLE, ROBERTA_TABLE),
+        *(MODERNBERT_TABLE, MPNET_TABLE, NOMIC_TABLE),
+    )
 }
 HEAD_NAME, _TRUNK = "lm_head.weight", "model."
 # Language models, likewise, with the names of trunk and head.
 DECODERS = {
-    kind: Family(
-        Qwen3Config,
-        dataclasses.replace(
-            TABLE,
-            names={at: _TRUNK + name for at, name in TABLE.names.items()} | {(HEAD,): HEAD_NAME},
-            prefixes=("",),
-            trunk=tuple(_TRUNK + name for name in TABLE.trunk),
-            model_type=kind,
-            architecture=f"{kind.capitalize()}ForCausalLM",
-        ),
+    kind: dataclasses.replace(
+        QWEN3_TABLE,
+        names={at: _TRUNK + name for at, name in QWEN3_TABLE.names.items()} | {(HEAD,): HEAD_NAME},
+        prefixes=("",),
+        trunk=tuple(_TRUNK + name for name in QWEN3_TABLE.trunk),
+        model_type=kind,
+        architecture=f"{kind.capitalize()}ForCausalLM",
     )
     for kind in KINDS
 }
 
 
 def family_of(
-    model_config: Mapping[str, Any], where: str, families: Mapping[str, Family] = FAMILIES
-) -> Family:
+    model_config: Mapping[str, Any], where: str, families: Mapping[str, NameTable] = FAMILIES
+) -> NameTable:
     """The family of a parsed `config.json`; `where` names the file in errors."""
     model_type = model_config.get("model_type", "bert")
     if not isinstance(model_type, str) or model_type not in families:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.models.compute.linear import ADAPTER
+from qrag_jax.models.compute.lora import ADAPTER
 from qrag_jax.models.compute.precision import PRODUCTS, rounded_einsum
 from qrag_jax.models.compute.rope import angles_at
 from qrag_jax.models.trunks.transformer import LAYERS, Layer, Params, Transformer
@@ -39,46 +39,35 @@ _BLOCK, _CPU_BLOCK = 512, 128
 _WHOLE = 128  # places: products are fast where their sizes are multiples of it
 _MOST_BLOCKS = 4  # of a layer, where each token is appended
 _Arrays = tuple[jax.Array, ...]
+_Carry = tuple[jax.Array, jax.Array, jax.Array]  # hidden states, keys and values
 
 
 class Cache(NamedTuple):
-    """What is known of B rows, with room for n·C tokens each: n blocks of C places."""
+    """What is known of B rows, with room for n·C tokens each: L layers, n blocks of C places."""
 
-    # `[n, B, groups, head_dim, C]`, one array a layer, or stacked on a leading axis if the layers
-    # are scanned. Products by group then need no other order of the numbers
-    keys: Any
-    values: Any  # `[n, B, groups, C, head_dim]`, likewise
+    # `[L, n, B, groups, head_dim, C]`: products by group need no other order of the numbers
+    keys: jax.Array
+    values: jax.Array  # `[L, n, B, groups, C, head_dim]`
     lengths: jax.Array  # int32 `[B]`, tokens of each row
 
     @property
     def room(self) -> int:
         """n·C."""
-        shape = jax.tree.leaves(self.keys)[0].shape
-        return shape[-5] * shape[-1]
+        return self.keys.shape[1] * self.keys.shape[-1]
 
     def rows(self, which: jax.Array) -> Cache:
         """The rows of these numbers `[m]`; a row may come several times."""
-        keys, values = (
-            jax.tree.map(lambda leaf: jnp.take(leaf, which, leaf.ndim - 4), each)
-            for each in (self.keys, self.values)
-        )
-        return Cache(keys, values, self.lengths[which])
+        return Cache(self.keys[:, :, which], self.values[:, :, which], self.lengths[which])
 
 
 def empty_cache(trunk: Transformer, rows: int, room: int) -> Cache:
     """A cache of rows without tokens, with room for so many or a few more."""
     c, places = trunk.config, _places(room, trunk.precision.attention == PRODUCTS)
-    before = math.ceil(room / places), rows, c.key_heads
-
-    def nothing(*shape: int) -> Any:
-        if trunk.scanned:
-            return jnp.zeros((c.num_hidden_layers, *shape), trunk.precision.activations)
-        layers = range(c.num_hidden_layers)
-        return tuple(jnp.zeros(shape, trunk.precision.activations) for _ in layers)
-
+    before = c.num_hidden_layers, math.ceil(room / places), rows, c.key_heads
+    dtype = trunk.precision.activations
     return Cache(
-        keys=nothing(*before, c.head_dim, places),
-        values=nothing(*before, places, c.head_dim),
+        keys=jnp.zeros((*before, c.head_dim, places), dtype),
+        values=jnp.zeros((*before, places, c.head_dim), dtype),
         lengths=jnp.zeros(rows, jnp.int32),
     )
 
@@ -114,62 +103,43 @@ def extend(
     # Places beyond the room are left out of the update.
     place = jnp.where(is_new, position, cache.room + jnp.arange(number)[None])
     reached = (cache.lengths + counts).max()
-    layer = trunk.layer()
+    layer, places = trunk.layer(), cache.keys.shape[-1]
 
-    def put(cached: Any, which: tuple[Any, ...], *new: jax.Array) -> Any:
-        keys, values = cached
-        key, value = (each.reshape(rows, number, -1, c.head_dim).astype(keys.dtype) for each in new)
-        row, places = jnp.arange(rows)[:, None], keys.shape[-1]
-        block, place_in_block = place // places, place % places
-        return (
-            keys.at[*which, block, row, :, :, place_in_block].set(key, **APART),
-            values.at[*which, block, row, :, place_in_block].set(value, **APART),
-        )
-
-    def one(x: jax.Array, params: Params, cached: Any, *which: Any) -> Any:
-        """A layer; `which` is its number if the cache is that of all layers."""
+    def one(carry: _Carry, params: Params, which: Any) -> _Carry:
+        """The layer of this number. The cache goes from layer to layer: it is changed in place."""
+        x, keys, values = carry
         variables = {"params": params}
         projected: Any = layer.apply(variables, x, cos, sin, method=Layer.projected)
-        query, key, value = projected
-        cached = put(cached, which, key, value)
-        query = query.reshape(rows, number, -1, c.head_dim)
-        attended = _attended(trunk, query, partial(_block, cached, which), position, reached)
+        query, key, value = (each.reshape(rows, number, -1, c.head_dim) for each in projected)
+        block, row, at = place // places, jnp.arange(rows)[:, None], place % places
+        keys = keys.at[which, block, row, :, :, at].set(key.astype(keys.dtype), **APART)
+        values = values.at[which, block, row, :, at].set(value.astype(values.dtype), **APART)
+
+        def block_at(n: jax.Array) -> tuple[jax.Array, jax.Array]:
+            def taken(leaf: jax.Array) -> jax.Array:
+                start, size = (which, n, 0, 0, 0, 0), (1, 1, *leaf.shape[2:])
+                return jax.lax.dynamic_slice(leaf, start, size)[0, 0]
+
+            return taken(keys), taken(values)
+
+        attended = _attended(trunk, query, block_at, position, reached)
         attended = attended.reshape(rows * number, -1).astype(x.dtype)
         after = layer.apply(variables, x, attended, method=Layer.after_attention)
-        return jnp.asarray(after), cached
+        return jnp.asarray(after), keys, values
 
     x = words.astype(trunk.precision.activations).reshape(-1, width)
+    carry, layers = (x, cache.keys, cache.values), range(c.num_hidden_layers)
     if trunk.scanned:
-        # The cache goes from layer to layer and not in and out of each: it is changed in place.
-        def scanned(carry: tuple[jax.Array, Any], layer: tuple[Params, jax.Array]) -> Any:
-            (x, cached), (params, which) = carry, layer
-            return one(x, params, cached, which), None
-
-        numbered = prepared[LAYERS], jnp.arange(c.num_hidden_layers)
-        (x, (keys, values)), _ = jax.lax.scan(scanned, (x, (cache.keys, cache.values)), numbered)
+        numbered = prepared[LAYERS], jnp.array(layers)
+        carry, _ = jax.lax.scan(lambda carry, each: (one(carry, *each), None), carry, numbered)
     else:
-        pairs = []
-        for n, cached in enumerate(zip(cache.keys, cache.values, strict=True)):
-            x, pair = one(x, prepared[f"{LAYERS}_{n}"], cached)
-            pairs.append(pair)
-        keys, values = (tuple(each) for each in zip(*pairs, strict=True))
-    hidden = trunk.apply({"params": prepared}, x, method=Transformer.normed)
+        for n in layers:
+            carry = one(carry, prepared[f"{LAYERS}_{n}"], n)
+    hidden = trunk.apply({"params": prepared}, carry[0], method=Transformer.normed)
     return (
         jnp.asarray(hidden).reshape(rows, number, width),
-        Cache(keys, values, cache.lengths + counts),
+        Cache(*carry[1:], cache.lengths + counts),
     )
-
-
-def _block(cached: tuple[jax.Array, jax.Array], which: tuple[Any, ...], n: jax.Array) -> Any:
-    """Keys and values of block n, of layer `which` if the arrays have all layers."""
-    at = (*which, n)
-
-    def taken(leaf: jax.Array) -> jax.Array:
-        rest = leaf.shape[len(at) :]
-        start = (*at, *(0 for _ in rest))
-        return jax.lax.dynamic_slice(leaf, start, (*(1 for _ in at), *rest)).reshape(rest)
-
-    return tuple(map(taken, cached))
 
 
 def _attended(

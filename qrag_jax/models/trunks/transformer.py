@@ -28,7 +28,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.errors import InputError, Rule
-from qrag_jax.models.compute.attention import Window, padded_attention
+from qrag_jax.models.compute.attention import Window, padded_attention, shared_attention
 from qrag_jax.models.compute.dropout import (
     ATTENTION_OUTPUT,
     EMBEDDINGS,
@@ -38,12 +38,10 @@ from qrag_jax.models.compute.dropout import (
     drop_hidden,
     kept_weights,
 )
-from qrag_jax.models.compute.linear import Linear, side_by_side
-from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, to_rows
+from qrag_jax.models.compute.lora import Linear, side_by_side
+from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, take_rows, to_rows
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.rope import angles_at, rotate_halves
-from qrag_jax.models.compute.row_sums import take_rows
-from qrag_jax.models.compute.sharing import shared_attention
 from qrag_jax.runtime.config_fields import check_value, typed_fields
 from qrag_jax.runtime.mesh import Rules, everywhere, split_rules
 
@@ -183,14 +181,9 @@ class Sizes:
         return ()
 
     @property
-    def local_layers(self) -> tuple[bool, ...]:
-        """Whether each layer is local; none if all are global."""
-        return ()
-
-    @property
-    def reach(self) -> int:
-        """In a local layer a token sees so many tokens before and behind it."""
-        return 0
+    def local(self) -> tuple[int, tuple[bool, ...]]:
+        """So many tokens before and behind it a token sees in local layers, and which these are."""
+        return 0, ()
 
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
@@ -350,8 +343,7 @@ class Layer(nn.Module):
             if not c.FIRST_NORM:
                 normed = jnp.where(layout.depth == 1, x, normed)
         if c.CAUSAL:
-            cos, sin = constants
-            heads = self._heads(normed, cos, sin, layout.dropout)
+            heads = self._heads(normed, constants, layout.dropout)
             attended = shared_attention(*heads, layout, self.precision)
         else:
             attended = self._of_rows(normed, layout, constants)
@@ -361,14 +353,15 @@ class Layer(nn.Module):
         self, x: jax.Array, cos: jax.Array, sin: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """As `_heads`, of a decoder's hidden states before their norm."""
-        return self._heads(self.attention_norm(x), cos, sin, None)
+        return self._heads(self.attention_norm(x), (cos, sin), None)
 
     def _heads(
-        self, normed: jax.Array, cos: jax.Array, sin: jax.Array, dropout: TokenDropout | None
+        self, normed: jax.Array, angles: tuple[jax.Array, ...], dropout: TokenDropout | None
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """`[T, H]` → queries `[T, heads, head_dim]`, keys and values `[T, key_heads, head_dim]`.
 
-        Queries and keys are turned by the angles of their positions.
+        Queries and keys are turned by the angles of their positions, cos and sin, in a family that
+        does so.
         """
         heads, groups = self.heads, self.groups
         together = self.query_key_value(normed, dropout)
@@ -376,32 +369,34 @@ class Layer(nn.Module):
         query, key, value = jnp.split(together, (heads, heads + groups), axis=1)
         if self.config.norms_heads:
             query, key = self.query_norm(query), self.key_norm(key)
-        return rotate_halves(query, cos, sin), rotate_halves(key, cos, sin), value
+        if self.config.ROTATES:
+            query, key = rotate_halves(query, *angles), rotate_halves(key, *angles)
+        return query, key, value
 
     def _of_rows(
         self, normed: jax.Array, layout: Layout, constants: tuple[jax.Array, ...]
     ) -> jax.Array:
         """What heads attend to in an encoder, `[T, H]` → `[T, heads · head_dim]`."""
-        c, (rows, length), heads = self.config, layout.place.shape, self.heads
-        by_head = (rows, length, heads, c.head_dim)
-        window, bias = None, None
-        if c.ROTATES:
-            cos, sin, *local = constants
-            if local:
-                assert layout.depth is not None  # for mypy: `through_layers` gives it
-                is_local = jnp.asarray(c.local_layers)[layout.depth - 1]
-                cos, sin = jnp.where(is_local, local[0], cos), jnp.where(is_local, local[1], sin)
-                window = Window(c.reach, is_local)
-            query, key, value = (
-                to_rows(part.reshape(len(normed), -1), layout).reshape(by_head)
-                for part in self._heads(normed, cos, sin, layout.dropout)
-            )
+        c, (rows, length) = self.config, layout.place.shape
+        bias = None if c.ROTATES or not constants else constants[0]
+        angles, local, window = constants[:2], constants[2:], None
+        if local:
+            assert layout.depth is not None  # for mypy: `at_depth` gives it
+            reach, layers = c.local
+            is_local = jnp.asarray(layers)[layout.depth - 1]
+            angles = tuple(jnp.where(is_local, *pair) for pair in zip(local, angles, strict=True))
+            window = Window(reach, is_local)
+
+        def by_rows(part: jax.Array) -> jax.Array:
+            flat = to_rows(part.reshape(len(normed), -1), layout)
+            return flat.reshape(rows, length, -1, c.head_dim)
+
+        heads = self._heads(normed, angles, layout.dropout)
+        if c.ROTATES:  # the three no longer lie side by side
+            query, key, value = map(by_rows, heads)
         else:
-            bias = constants[0] if constants else None
-            together = to_rows(self.query_key_value(normed, layout.dropout), layout)
-            together = together.reshape(*by_head[:2], 3, *by_head[2:])
-            query, key, value = jnp.moveaxis(together, 2, 0)
-        kept = kept_weights(layout.dropout, layout.place, heads)
+            query, key, value = jnp.split(by_rows(jnp.concatenate(heads, axis=1)), 3, axis=2)
+        kept = kept_weights(layout.dropout, layout.place, self.heads)
         attended = padded_attention(
             query,
             key,

@@ -26,8 +26,8 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.server.publish import Publisher
 from qrag_jax.llm.server.server import Server
 from qrag_jax.models.files.weight_names import stored_params, tensors_from_params
-from qrag_jax.models.trunks.qwen3 import TABLE
-from qrag_jax.models.trunks.qwen3 import Qwen3Config as FlaxConfig
+from qrag_jax.models.trunks.families import QWEN3_TABLE
+from qrag_jax.models.trunks.families import Qwen3Config as FlaxConfig
 from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.rollouts.served_policy import ServerSampler
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
@@ -213,10 +213,14 @@ def test_turns_depend_on_seeds_and_end_at_stop_ids(served: Served, tmp_path: Pat
 def test_jax_parameters_are_served(served: Served) -> None:
     newer = tiny_qwen3.model(1)
     module = Transformer(FlaxConfig.from_dict(newer.config.to_dict(), "test"))
-    params = jax.tree.map(np.asarray, stored_params(TABLE, module, numpy_tensors(newer), "test"))
+    params = jax.tree.map(
+        np.asarray, stored_params(QWEN3_TABLE, module, numpy_tensors(newer), "test")
+    )
     ours = expected(newer)
     assert ours != expected(tiny_qwen3.model(0))
-    tensors = {f"model.{n}": np.asarray(t) for n, t in tensors_from_params(TABLE, params).items()}
+    tensors = {
+        f"model.{n}": np.asarray(t) for n, t in tensors_from_params(QWEN3_TABLE, params).items()
+    }
     published = served.publisher.publish(tensors, "jax")
     assert published == ("tiny", "jax")
     assert served.sampled() == ours

@@ -19,8 +19,7 @@ from configs import hotpotqa
 from qrag_jax.errors import InputError
 from qrag_jax.models.files.model_folder import read_config, resolve_folder, write_shards
 from qrag_jax.models.files.sentence_transformers import read_published
-from qrag_jax.models.first_encoder import prepare_encoder
-from qrag_jax.models.pretrained import load_encoder, save_encoder
+from qrag_jax.models.first_encoder import load_encoder, prepare_encoder, save_encoder
 from qrag_jax.systems.q_rag_config import QRagConfig
 from tests.support.small_models import FAMILIES, read_tensors, torch_trunk, write_small_model
 
@@ -83,14 +82,15 @@ def test_shards_of_other_names_are_refused(tmp_path: Path) -> None:
 # ---------------------------------------------------------------------- stored tensors
 
 
-def test_files_of_another_layout_are_replaced(tmp_path: Path) -> None:
-    """They would be read before the new ones, or fill the disk."""
+def test_weights_are_written_in_shards_or_as_one_file(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     arrays = {f"w{i}": rng.standard_normal(size) for i, size in enumerate((4, 6, 30, 10, 1))}
     for most, files in ((80, 5), (10**9, 1), (100, 4)):  # shards and their index, or one file
-        write_shards(tmp_path, arrays, max_bytes=most)
-        assert len(list(tmp_path.iterdir())) == files
-        assert_same(read_tensors(tmp_path), arrays)
+        folder = tmp_path / str(most)
+        folder.mkdir()
+        write_shards(folder, arrays, max_bytes=most)
+        assert len(list(folder.iterdir())) == files
+        assert_same(read_tensors(folder), arrays)
 
 
 def test_an_encoder_of_bfloat16_shards_goes_round_byte_for_byte(tmp_path: Path) -> None:
@@ -103,9 +103,8 @@ def test_an_encoder_of_bfloat16_shards_goes_round_byte_for_byte(tmp_path: Path) 
     theirs, ours = read_tensors(first), read_tensors(second)
     assert_same(ours, theirs)
     assert {array.dtype for array in ours.values()} == {np.dtype(ml_dtypes.bfloat16)}
-    # Into another folder, onto themselves, and by Hugging Face.
+    # Into another folder, and by Hugging Face.
     save_encoder(load_encoder(second), second, third)
-    save_encoder(load_encoder(second), second, second)
     files = [folder / "model.safetensors" for folder in (second, third)]
     assert files[0].read_bytes() == files[1].read_bytes()
     back = type(model).from_pretrained(third, dtype="auto").state_dict()
