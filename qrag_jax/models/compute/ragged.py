@@ -165,7 +165,9 @@ def pull_back(
     rows = _sorted(encoder.module.mesh, blocks, token_rows)
     # A row that occurs twice is pulled back once, with the sum of its cotangents.
     every = add_rows(jnp.zeros_like(cotangents), rows.first, cotangents)
-    gradient, _, count = _pull_back(encoder, blocks, params, rows, lambda _, own: own, every)
+    gradient, _, count = _pull_back(
+        encoder, blocks, params, rows, lambda _, own: own, of_rows=every
+    )
     return gradient, count
 
 
@@ -191,7 +193,7 @@ def embed_and_pull_back(
         The gradient, the embeddings `[N, D]` and the token count.
     """
     rows = _sorted(encoder.module.mesh, blocks, token_rows, repeats=True)
-    return _pull_back(encoder, blocks, params, rows, cotangents, of_rows)
+    return _pull_back(encoder, blocks, params, rows, cotangents, of_rows=of_rows)
 
 
 def _dropout(
@@ -212,6 +214,7 @@ def _pull_back(
     params: Params | Adapted,
     rows: _Rows,
     cotangents: Callable[[jax.Array, Any], jax.Array],
+    *,
     of_rows: Any,
 ) -> tuple[Params, jax.Array, TokenCount]:
     """`embed_and_pull_back` of sorted rows.
