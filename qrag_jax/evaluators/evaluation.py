@@ -415,7 +415,7 @@ def lost_text(scores: Mapping[str, float], words: Mapping[str, str]) -> str:
 
 
 def of_all_hosts(count: int, ask: Callable[[Sequence[int]], Sequence[Any]]) -> list[Any]:
-    """What is found of each of so many questions, as JSON values; each host asks its part.
+    """What is found of each of so many questions; each host asks its part.
 
     It is in the order of the questions, so that a mean does not depend on the number of hosts. All
     hosts fail together if one is stopped or has lost its feedback.
@@ -428,5 +428,5 @@ def of_all_hosts(count: int, ask: Callable[[Sequence[int]], Sequence[Any]]) -> l
     except (Stopped, FeedbackLost) as why:
         failure = why
     hosts.fail_together(failure, FeedbackLost)
-    parts = [json.loads(text) for text in hosts.texts_of_each(json.dumps(own))]
+    parts = hosts.values_of_each(own)
     return [parts[place % number][place // number] for place in range(count)]

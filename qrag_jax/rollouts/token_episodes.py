@@ -12,9 +12,8 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple, Protocol
@@ -58,11 +57,8 @@ from qrag_jax.rollouts.trajectories import (
     SampleRequest,
     Segment,
     Turn,
-    segments_from_json,
-    segments_to_json,
 )
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.interrupt import LOOK_EVERY, Stopped
 
 # Playing again, even later, does not change these.
@@ -181,11 +177,7 @@ class AgentRollout(Schedule):
                 whole = tuple(tuple(segment) for segment in segments if segment)
                 return Episode(end.value, whole, attempt, tuple(searches))
             if isinstance(step, Complete):
-                request = step.request
-                if attempt > 1:  # another seed, and so another reply
-                    seed = (request.seed or 0) + attempt - 1
-                    request = dataclasses.replace(request, seed=seed)
-                reply = yield request, (start.group, request) if step.shared else None
+                reply = yield from self._completed(start, attempt, step)
             elif isinstance(step, Retrieve):
                 reply = yield Ask(start.task.question, step, key)
                 if isinstance(reply, Found):
@@ -235,21 +227,39 @@ class AgentRollout(Schedule):
         talk.append(("assistant", text))
         return Said(text, "length" if drawn.finish == LENGTH else "stop")
 
-    def take(self, playing: Playing, step: Any) -> None:
-        """A `SampleRequest`; an `Ask`; what a tool reads, (task, step); or a request of the model.
+    def _completed(
+        self, start: Start, attempt: int, step: Complete
+    ) -> Generator[Future[list[Outcome]], list[Outcome], Outcome]:
+        """Asks the model, unless an episode of the group has asked the same."""
+        if self._model is None:
+            raise InputError("config.agent asks a language model, and config.llm names none.")
+        request = step.request
+        if attempt > 1:  # another seed, and so another reply
+            request = dataclasses.replace(request, seed=(request.seed or 0) + attempt - 1)
+        name = (start.group, request) if step.shared else None
+        future = self._shared.get(name)
+        if future is None:
+            self.counts.turns += 1
+            future = self._model.submit([request])
+            if name is not None:
+                self._shared[name] = future
+        (outcome,) = yield future
+        if isinstance(outcome, Failure):  # it is asked for again
+            self._shared.pop(name, None)
+        return outcome
 
-        A request has a name: the same is asked once; None: always.
-        """
-        if isinstance(step, SampleRequest):
+    def take(self, playing: Playing, step: Any) -> None:
+        """A future, a `SampleRequest`, an `Ask`, or what a tool reads: (task, step)."""
+        if isinstance(step, Future):
+            self.fly(step, partial(self.reply, playing))
+        elif isinstance(step, SampleRequest):
             self.speaking.append((step, partial(self.reply, playing)))
         elif isinstance(step, Ask):
             if not self._retrieving:
                 self._since = time.monotonic()
             self._retrieving.append((playing, step))
-        elif isinstance(step[1], Look | Open):
-            self._looking.append((playing, step))
         else:
-            self._request(playing, *step)
+            self._looking.append((playing, step))
 
     def waits(self) -> bool:
         return bool(self.speaking or self._looking or self._retrieving)
@@ -286,24 +296,6 @@ class AgentRollout(Schedule):
             self.reply(each, one)
         return 0.0
 
-    def _request(self, playing: Playing, request: Request, name: Hashable) -> None:
-        """Asks the model, unless an episode of the group has asked the same."""
-        if self._model is None:
-            raise InputError("config.agent asks a language model, and config.llm names none.")
-        future = self._shared.get(name)
-        if future is None:
-            self.counts.turns += 1
-            future = self._model.submit([request])
-            if name is not None:
-                self._shared[name] = future
-        self.fly(future, partial(self._arrive, playing, name))
-
-    def _arrive(self, playing: Playing, name: Hashable, outcomes: list[Outcome]) -> None:
-        (outcome,) = outcomes
-        if isinstance(outcome, Failure):  # it is asked for again
-            self._shared.pop(name, None)
-        self.reply(playing, outcome)
-
 
 def read(library: Library, steps: Sequence[tuple[ToolTask, Look | Open]]) -> list[Reply]:
     """What the tools give."""
@@ -322,27 +314,6 @@ def facts_of(ended: Ended) -> Mapping[str, Any]:
 
 
 # ---------------------------------------------------------------- episodes of all hosts
-
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in (Closed, Failed, Searched)}
-
-
-def to_text(episodes: Iterable[Episode]) -> str:
-    """Episodes as JSON; `from_text` reads them, to the last bit."""
-    rows = []
-    for each in episodes:
-        ended = dataclasses.asdict(each.ended)
-        if isinstance(each.ended, Searched):
-            ended["found"] = [document._asdict() for document in each.ended.found]
-        kind, segments = type(each.ended).__name__, segments_to_json(each.segments)
-        rows.append((kind, ended, segments, each.attempts))
-    return json.dumps(rows)
-
-
-def from_text(text: str) -> list[Episode]:
-    return [
-        Episode(typed(_KINDS[kind], ended), segments_from_json(segments), attempts)
-        for kind, ended, segments, attempts in json.loads(text)
-    ]
 
 
 def played_by_all(
@@ -364,7 +335,7 @@ def played_by_all(
     except (Stopped, FeedbackLost) as why:
         failure = why
     hosts.fail_together(failure, FeedbackLost)
-    return [each for text in hosts.texts_of_each(to_text(own)) for each in from_text(text)]
+    return [episode for episodes in hosts.values_of_each(own) for episode in episodes]
 
 
 # ---------------------------------------------------------------- episodes of a script

@@ -10,6 +10,7 @@ import atexit
 import contextlib
 import functools
 import os
+import pickle
 import re
 import signal
 import socket
@@ -111,11 +112,11 @@ def fail_together(failure: Exception | None, other: type[Exception]) -> None:
         if failure is not None:
             raise failure
         return
-    kind = "" if failure is None else "stopped" if isinstance(failure, Stopped) else "failed"
-    for text in texts_of_each(f"{kind}:{failure}"):
-        kind, _, sentence = text.partition(":")
-        if kind:
-            failure = failure or (Stopped if kind == "stopped" else other)(sentence)
+    own = None if failure is None else (isinstance(failure, Stopped), str(failure))
+    for failed in values_of_each(own):
+        if failed is not None:
+            stopped, sentence = failed
+            failure = failure or (Stopped if stopped else other)(sentence)
     if failure is not None:
         failure.add_note(_ALL)
         raise failure
@@ -171,16 +172,14 @@ def of_each(array: np.ndarray) -> np.ndarray:
     return found.view(array.dtype).reshape(-1, *array.shape)
 
 
-def texts_of_each(text: str) -> list[str]:
-    """A text of each host, in their order; all hosts call this together."""
-    own = np.frombuffer(text.encode("utf-8", "surrogatepass"), np.uint8)
+def values_of_each(value: Any) -> list[Any]:
+    """A value of each host that can be pickled, in their order; all hosts call this together."""
+    own = np.frombuffer(pickle.dumps(value), np.uint8)
     lengths = of_each(np.array(len(own))).tolist()
     padded = np.zeros(max(lengths), np.uint8)
     padded[: len(own)] = own
-    return [
-        row[:length].tobytes().decode("utf-8", "surrogatepass")
-        for row, length in zip(of_each(padded), lengths, strict=True)
-    ]
+    # They are processes of this run.
+    return [pickle.loads(row.tobytes()) for row in of_each(padded)]  # noqa: S301
 
 
 def _settings(text: str) -> dict[str, Any]:

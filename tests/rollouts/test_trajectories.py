@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,11 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qrag_jax.environments import queries
-from qrag_jax.environments.episode import Closed, Document, Ended, Failed, ToolTally
 from qrag_jax.rollouts.environment_play import segments_of
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape, token_blocks
-from qrag_jax.rollouts.token_episodes import Episode, from_text, to_text
 from qrag_jax.rollouts.trajectories import (
     DONE,
     MASKED,
@@ -71,31 +69,11 @@ def episodes() -> list[TokenTrajectory]:
     ]
 
 
-TALLY = ToolTally(turns=3, searches=2, repeated=1, completed=True)
-FOUND = (
-    Document("a", "A page", "# A page\nof “words” \ud800", True, 0.1 + 0.2),
-    Document("b", "", "other words", False, -3.5),
-)
-ENDED: tuple[Ended, ...] = (
-    Closed("an answer", ("a",), ("a", "b"), 2, TALLY),
-    Failed("timeout", "the service did not answer", TALLY),
-    queries.Searched("a query", tally=TALLY, outcome="no_json", found=FOUND),
-    queries.Searched("a query", tally=TALLY, found=FOUND[::-1]),
-)
-
-
-def test_episodes_go_to_other_hosts_to_the_last_bit() -> None:
-    draw = np.random.default_rng(0)
-    segments = ((turn(draw, [1], 3), turn(draw, [], 2)), (turn(draw, [4, 4], 3, "length"),))
-    sent = [Episode(ended, segments, 2) for ended in ENDED]
-    text = to_text(sent)
-    for result, ours in zip(from_text(text), sent, strict=True):
-        assert type(result.ended) is type(ours.ended)
-        assert (result.ended, result.attempts, result.status) == (ours.ended, 2, ours.status)
-        assert [*map(plain, result.segments)] == [*map(plain, segments)]
-    assert from_text(to_text([])) == []
+def test_trajectories_are_saved_to_the_last_bit() -> None:
     for item in episodes():
-        assert TokenTrajectory.from_json(item.to_json()).to_json() == item.to_json()
+        again = TokenTrajectory.from_json(json.loads(json.dumps(item.to_json())))
+        assert [*map(plain, again.segments)] == [*map(plain, item.segments)]
+        assert again.to_json() == item.to_json()
 
 
 @pytest.mark.parametrize("truncated", [MASKED, SCORED])
