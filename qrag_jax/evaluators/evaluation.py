@@ -19,11 +19,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from qrag_jax.errors import FeedbackLost
 from qrag_jax.metrics import rows as logs
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.runtime import bounded_json, hosts, whole_files
-from qrag_jax.runtime.interrupt import Stopped
 
 LONGEST = 300  # characters that are shown of a text
 _MOST_FOUND = 10  # passages of a search
@@ -421,12 +419,5 @@ def of_all_hosts(count: int, ask: Callable[[Sequence[int]], Sequence[Any]]) -> l
     hosts fail together if one is stopped or has lost its feedback.
     """
     index, number = jax.process_index(), jax.process_count()
-    failure: Exception | None = None
-    own: Sequence[Any] = ()
-    try:
-        own = ask(range(count)[index::number])
-    except (Stopped, FeedbackLost) as why:
-        failure = why
-    hosts.fail_together(failure, FeedbackLost)
-    parts = hosts.values_of_each(own)
+    parts = hosts.values_of_each(hosts.all_or_none(lambda: ask(range(count)[index::number])))
     return [parts[place % number][place // number] for place in range(count)]

@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.data.sample import Sample, drawn
 from qrag_jax.errors import FeedbackLost
-from qrag_jax.feedback.rewards import Asked, EpisodeRewards, Rewards
+from qrag_jax.feedback.rewards import Asked, Rewards
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal, wait_for
@@ -182,7 +182,9 @@ class Deferred:
             # Ask for the rewards of what was just played before waiting for the oldest batch.
             self._ask()
         assert oldest.asked is not None
-        rewards = self._wait(oldest.asked, stop)
+        asked, before = oldest.asked, time.monotonic()
+        rewards = hosts.all_or_none(lambda: self._rewards.wait(asked, stop))
+        self._waited += time.monotonic() - before
         shape = len(rewards), oldest.played.actions.shape[1]
         score, scored = np.zeros(shape, np.float32), np.zeros(shape, bool)
         for row, episode in enumerate(rewards):
@@ -193,19 +195,6 @@ class Deferred:
         self._queue.popleft()
         self._used, self.samples = oldest.behind, oldest.samples
         return ScoredEpisodes(oldest.batch, oldest.played, *scores)
-
-    def _wait(self, asked: Asked, stop: StopSignal) -> Sequence[EpisodeRewards | Failure]:
-        """The rewards of this host's episodes; if one host gets none, none goes on."""
-        before, failure = time.monotonic(), None
-        rewards: Sequence[EpisodeRewards | Failure] = ()
-        try:
-            rewards = self._rewards.wait(asked, stop)
-        except (Stopped, FeedbackLost) as why:
-            failure = why
-        finally:
-            self._waited += time.monotonic() - before
-        hosts.fail_together(failure, FeedbackLost)
-        return rewards
 
     def prepare(self, state: Any) -> None:
         self._ask()
@@ -378,14 +367,9 @@ class AgentExperience:
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
         numbers, epochs = self._order(self._batches)
-        before, failure, episodes = time.monotonic(), None, list[Any]()
-        try:
-            episodes = self._played(state, number, stop)
-        except (Stopped, FeedbackLost) as why:
-            failure = why
-        finally:
-            self.waited["play"] += time.monotonic() - before
-        hosts.fail_together(failure, FeedbackLost)
+        before = time.monotonic()
+        episodes = hosts.all_or_none(lambda: self._played(state, number, stop))
+        self.waited["play"] += time.monotonic() - before
         self._batches += 1
         self.samples = np.stack([numbers, epochs], axis=1)
         return self._playing.batch(episodes, number)
@@ -410,15 +394,14 @@ class AgentExperience:
     def _played(self, state: Any, number: int, stop: StopSignal) -> list[Any]:
         stop.check()
         playing = self._playing
-        if not playing.staleness:
-            own = self._order(self._batches).numbers.tolist()
-            return playing.play(playing.params(state), own, number, stop)
-        last = min(number + playing.staleness, playing.steps - 1)
-        if number + len(self._flying) <= last:
-            params = playing.params(state)
-            while (step := number + len(self._flying)) <= last:
-                own = self._order(self._batches + step - number).numbers.tolist()
-                self._flying.append(self._thread.submit(playing.play, params, own, step, stop))
+        end = min(number + playing.staleness + 1, playing.steps)
+        steps = range(number + len(self._flying), end)
+        params = playing.params(state) if steps else None
+        for step in steps:
+            own = self._order(self._batches + step - number).numbers.tolist()
+            if not playing.staleness:
+                return playing.play(params, own, step, stop)
+            self._flying.append(self._thread.submit(playing.play, params, own, step, stop))
         episodes = wait_for(self._flying[0], stop.check)
         self._flying.popleft()
         return episodes

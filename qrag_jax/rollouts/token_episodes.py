@@ -39,8 +39,7 @@ from qrag_jax.environments.episode import (
     Speak,
     ToolTask,
 )
-from qrag_jax.environments.queries import Searched
-from qrag_jax.errors import FeedbackLost, InputError
+from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewards import PERMANENT, Checks
 from qrag_jax.llm.outcomes import Failure, Outcome, Request
 from qrag_jax.llm.text.prompts import Messages
@@ -59,7 +58,7 @@ from qrag_jax.rollouts.trajectories import (
     Turn,
 )
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.interrupt import LOOK_EVERY, Stopped
+from qrag_jax.runtime.interrupt import LOOK_EVERY
 
 # Playing again, even later, does not change these.
 HOPELESS = (*PERMANENT, NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE)
@@ -326,15 +325,9 @@ def played_by_all(
     count, index = jax.process_count(), jax.process_index()
     if count == 1:
         return play(starts)
-    failure: Exception | None = None
-    own = list[Episode]()
-    try:
-        # Neighbours stay together: those of a group have one prompt, which is read once.
-        part = starts[len(starts) * index // count : len(starts) * (index + 1) // count]
-        own = play(part) if part else []
-    except (Stopped, FeedbackLost) as why:
-        failure = why
-    hosts.fail_together(failure, FeedbackLost)
+    # Neighbours stay together: those of a group have one prompt, which is read once.
+    part = starts[len(starts) * index // count : len(starts) * (index + 1) // count]
+    own: list[Episode] = hosts.all_or_none(lambda: play(part) if part else [])
     return [episode for episodes in hosts.values_of_each(own) for episode in episodes]
 
 

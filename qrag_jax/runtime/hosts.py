@@ -17,17 +17,18 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.runtime.commandline import end_process
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 
+T = TypeVar("T")
 HELP = "Of several hosts: ADDRESS:PORT of the first,COUNT,NUMBER of this one from 0; or auto."
 _GIVEN = re.compile(r"([^\s,]+):(\d{1,5}),(\d{1,6}),(\d{1,6})")
 _PATIENCE = 300.0  # seconds until all hosts must be there
@@ -120,6 +121,18 @@ def fail_together(failure: Exception | None, other: type[Exception]) -> None:
     if failure is not None:
         failure.add_note(_ALL)
         raise failure
+
+
+def all_or_none(do: Callable[[], T]) -> T:
+    """Does something on each host; all fail together if one is stopped or has lost its feedback."""
+    failure: Exception | None = None
+    found: Any = None
+    try:
+        found = do()
+    except (Stopped, FeedbackLost) as why:
+        failure = why
+    fail_together(failure, FeedbackLost)
+    return found
 
 
 def together(what: str) -> None:
