@@ -49,12 +49,7 @@ def scale_by_kept_muon(beta: float = 0.95) -> optax.GradientTransformationExtraA
     muon = scale_by_muon(beta=beta, weight_dimension_numbers=last_two)
 
     def update(
-        gradient: Any,
-        state: Any,
-        params: Any | None = None,
-        *,
-        finite: jax.Array | bool = True,
-        **_: Any,
+        gradient: Any, state: Any, params: Any = None, *, finite: Any = True, **_: Any
     ) -> tuple[Any, Any]:
         # Every product of the iteration is of float32 values in full: on a GPU, too.
         with jax.default_matmul_precision("float32"):
@@ -62,7 +57,7 @@ def scale_by_kept_muon(beta: float = 0.95) -> optax.GradientTransformationExtraA
         widened = jax.tree.map(
             lambda leaf: leaf * max(1.0, leaf.shape[-1] / leaf.shape[-2]) ** 0.5, updates
         )
-        return widened, keep_unless(jnp.asarray(finite), new, state)
+        return widened, keep_unless(finite, new, state)
 
     return optax.GradientTransformationExtraArgs(muon.init, update)
 
@@ -85,12 +80,7 @@ def scale_by_adam(beta1: float, beta2: float, eps: float) -> optax.GradientTrans
     """
 
     def update(
-        gradient: Any,
-        state: Any,
-        params: Any | None = None,
-        *,
-        finite: jax.Array | bool = True,
-        **_: Any,
+        gradient: Any, state: Any, params: Any = None, *, finite: Any = True, **_: Any
     ) -> tuple[Any, optax.ScaleByAdamState]:
         mu = optax.tree.update_moment(gradient, state.mu, beta1, 1)
         nu = optax.tree.update_moment_per_elem_norm(gradient, state.nu, beta2, 2)

@@ -75,8 +75,10 @@ class PolicyLearner(Learner):
     ) -> tuple[TrainState, Metrics]:
         """Optimizer steps of the policy and, if there is one, of its critic, and their metrics.
 
-        Metrics of the policy before it learns are means over the first pass; how far it has gone,
-        losses and norms are means over all steps.
+        Means over the first pass: `entropy` and others of the policy before it learns. Over all
+        steps: `clip_fraction`, `kl_old` and `largest_ratio` to the policy that acted, `loss`,
+        `value_loss` and `grad_norm`, `critic_grad_norm`. Then `learning_rate`, `padding_share` and
+        `skipped`, 1 if a step was not finite and learned nothing.
 
         Args:
             part_of: an entry of `order` → what a step learns from, as `gradient` takes it.

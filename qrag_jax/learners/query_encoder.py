@@ -132,20 +132,16 @@ def _flattened(leaf: jax.Array) -> jax.Array:
 
 
 def make_query_update(learner: QueryEncoder) -> Update:
-    """Makes the jitted `(state, HopBatch) → (state, metrics)`; the state's buffers are donated.
+    """The program `(state, HopBatch) → (state, metrics)`; see `Learner.update`.
 
-    With adapters it is `(state, HopBatch, base)`. The batch is split over the mesh; all numbers are
-    those of the whole batch on any mesh. Its number of episodes is a multiple of the devices and of
-    `members`, and each minibatch is one of the devices.
+    The batch is split over the mesh; all numbers are those of the whole batch on any mesh. Its
+    number of episodes is a multiple of the devices and of `members`, and each minibatch is one of
+    the devices.
 
-    An update whose loss or gradient is not finite learns nothing.
-
-    Metrics are float32 scalars: `loss`, `return` (the mean of the weighted rewards), `hops` and
-    `advantage` (mean absolute) per scored episode or search, `entropy`, `clip_fraction`, `kl_old`
-    and `largest_ratio` to the policy that acted, `replay_gap` (mean difference of log-probabilities
-    to the stored ones), `unscored_share` of episodes, `flat_groups` (share of groups without
-    different rewards, GRPO), `value_loss`, `explained_variance` and `kl` (PPO), `grad_norm`,
-    `learning_rate`, `padding_share`, `env_steps` and `skipped`.
+    Metrics besides those of `learn_in_steps`: `return` (the mean of the weighted rewards), `hops`
+    and `advantage` (mean absolute) per scored episode or search, `replay_gap` (mean difference of
+    log-probabilities to the stored ones), `unscored_share` of episodes, `flat_groups` (share of
+    groups without different rewards, GRPO), `explained_variance` and `kl` (PPO).
     """
     config, split = learner.config, learner.on_mesh(_BY_EPISODE)
     name = BNPO if isinstance(config, PPOConfig) else config.aggregation

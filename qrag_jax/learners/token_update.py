@@ -145,23 +145,20 @@ def pair_episodes(
 
 
 def make_token_update(policy: TokenPolicy) -> Update:
-    """Makes the jitted `(state, TokenEpisodes) → (state, metrics)`; the state is donated.
+    """The program `(state, TokenEpisodes) → (state, metrics)`; see `Learner.update`.
 
-    With adapters it is `(state, TokenEpisodes, base)`. All numbers are those of the whole batch on
-    any mesh and in any blocks; log-probabilities, values and advantages are those before its first
-    step. A step whose loss or gradient is not finite learns nothing. Before update
-    `policy.rests_until` the critic alone learns.
+    All numbers are those of the whole batch on any mesh and in any blocks; log-probabilities,
+    values and advantages are those before its first step. Before update `policy.rests_until` the
+    critic alone learns.
 
-    Metrics are float32 scalars: `loss`, `grad_norm`, `learning_rate`, `padding_share`, `tokens`
-    (sampled ones that are learned from), `skipped` and `env_steps`; but of pairs `entropy` (NaN
-    where nothing is learned from). By rewards also `return`, `advantage` (mean absolute, before PPO
-    whitens), `unscored_share` of episodes, `clip_fraction`, `kl_old`, `kl` to the reference in nats
-    a token, and of the sampler `sampler_kl`, `sampler_largest_ratio`, `sampler_truncated` (share of
-    tokens) and `sampler_effective` (effective sample size as a share of tokens). Of GRPO
-    `flat_groups`; of PPO `value_loss`, `critic_grad_norm`, `largest_ratio` and `explained_variance`
-    of the returns. Of pairs `pairs` (their number) and, as means over those that are learned from,
-    `margin` (h in nats), `accuracy` (h is above 0), `log_prob_winner` and `log_prob_loser` (of
-    sequences as the config has them).
+    Metrics besides those of `learn_in_steps`: `tokens` (sampled ones that are learned from). By
+    rewards also `return`, `advantage` (mean absolute, before PPO whitens), `unscored_share` of
+    episodes, `kl` to the reference in nats a token, and of the sampler `sampler_kl`,
+    `sampler_largest_ratio`, `sampler_truncated` (share of tokens) and `sampler_effective`
+    (effective sample size as a share of tokens). Of GRPO `flat_groups`; of PPO
+    `explained_variance` of the returns. Of pairs `pairs` (their number) and, as means over those
+    that are learned from, `margin` (h in nats), `accuracy` (h is above 0), `log_prob_winner` and
+    `log_prob_loser` (of sequences as the config has them).
     """
     config = policy.config
     minibatches, epochs = (getattr(config, name, 1) for name in ("minibatches", "epochs"))

@@ -3,14 +3,13 @@
 
 Where rewards are computed on the device, ONE program plays whole episodes with the current weights,
 scores them, forms λ-returns with the values of the target towers, and regresses both critics on
-them. The loss depends on the towers only through the embeddings. So its gradient with respect to
-the embeddings is computed first, and then pulled back through each tower in length-sorted blocks:
-only the states and the chosen chunks are encoded with gradients.
+them. The loss depends on the towers only through the embeddings, so its gradient with respect to
+these is pulled back through each tower in blocks: only the states and the chosen chunks are encoded
+with gradients.
 
-Where rewards come from outside, one program plays, and another one learns once they are there. K
-batches lie between the two, so that the device is busy while a reward model works. Learning uses
-the current weights, not those that played the batch: states and chunks are encoded again. With
-K = 0 and the same rewards both ways are equal (tested).
+Where rewards come from outside, one program plays, and another one learns K batches later, by the
+current weights: states and chunks are encoded again. With K = 0 and the same rewards both ways are
+equal (tested).
 """
 
 from __future__ import annotations
@@ -76,15 +75,11 @@ class FusedGradient:
     def __call__(
         self, towers: Towers, batch: EpisodeBatch, draws: Draws, dropout_key: jax.Array | None
     ) -> tuple[Params, Sums]:
-        """The gradient of the online towers, and the sums.
+        """The gradient of the online towers, or of their adapters, and the sums.
 
-        For towers that share a frozen base (`Adapted`) it is the gradient of their adapters. With a
-        `dropout_key` the masks of `models.compute.dropout` apply to the online towers, or to the
-        inputs of their adapters. Play and learning use the same masks, so the policy acts on the
-        same embeddings that are regressed, and dropout adds to its exploration. The target towers
-        have masks of their own, as in Q-RAG, where all towers stay in torch's training mode. Target
-        adapters drop nothing.
-
+        Play and learning use the same dropout masks, so the policy acts on the same embeddings that
+        are regressed, and dropout adds to its exploration. Target towers have masks of their own,
+        as in Q-RAG, where all towers stay in torch's training mode; target adapters drop nothing.
         With τ = 1 and no dropout the target towers are the online ones, and encode nothing.
         """
         batch = self.actor.playable(batch)
@@ -118,12 +113,7 @@ class ScoredGradient:
     def __call__(
         self, towers: Towers, episodes: ScoredEpisodes, draws: Draws, dropout_key: jax.Array | None
     ) -> tuple[Params, Sums]:
-        """The gradient of the online towers, and the sums.
-
-        Args:
-            draws: the keys that the episodes were played with, and the temperature; `uniform` is
-                not used, because the play is over.
-        """
+        """See `FusedGradient`; `draws` has the keys that the episodes were played with."""
         actor, config = self.actor, self.config
         encoder, blocks = actor.encoder, actor.block_shapes.gradients
         batch, actions = actor.playable(episodes.batch), episodes.played.actions
@@ -141,22 +131,17 @@ class ScoredGradient:
         )
         # Chunks are embedded first. Then the cotangent of a state is known as soon as the state is
         # embedded, so states are encoded once, and only the chosen chunks twice.
-        chunks, used_by_chunks = embed_rows(
-            encoder, blocks, encoder.tower(params, CHUNK), chunk_rows
-        )
+        chunk_tower = encoder.tower(params, CHUNK)
+        chunks, used_by_chunks = embed_rows(encoder, blocks, chunk_tower, chunk_rows)
         chunks = chunks.reshape(*valid.shape, -1)
         rotated = rotate(chunks, played.positions, last).reshape(len(flat), -1)
 
         def of_states(embedded: jax.Array, values: tuple[jax.Array, ...]) -> jax.Array:
             return jax.grad(pqn_loss)(embedded, *values)
 
+        state_tower, values = of_tower(params, STATE), (rotated, goals, flat)
         of_state_tower, states, used_by_states = embed_and_pull_back(
-            encoder,
-            blocks,
-            of_tower(params, STATE),
-            state_rows,
-            of_states,
-            of_rows=(rotated, goals, flat),
+            encoder, blocks, state_tower, state_rows, of_states, of_rows=values
         )
         states = states.reshape(*valid.shape, -1)
 
@@ -184,7 +169,7 @@ class ScoredGradient:
 def lambda_returns(
     config: PQNConfig, rewards: jax.Array, values: jax.Array, valid: jax.Array
 ) -> jax.Array:
-    """What both critics are regressed on, `[B, T]`; nothing is bootstrapped behind an episode."""
+    """What both critics are regressed on, `[B, T]`."""
     return gae(rewards, values, valid, ends_of(valid), (config.gamma, config.lambda_))[1]
 
 
@@ -243,12 +228,7 @@ def sums_of(
 def over_towers(
     compute: Callable[[tuple], Any], params: Params | Adapted, rows: tuple[Any, ...]
 ) -> Any:
-    """Calls `compute((tower, *rows))` for each of the two towers; it is compiled once.
-
-    Args:
-        params: whole towers, or adapters on one base, stacked on axis 0.
-        rows: what else each tower's call needs, stacked on axis 0.
-    """
+    """Calls `compute((tower, *rows))` for each of two towers; all are stacked on axis 0."""
     if not isinstance(params, Adapted):
         return jax.lax.map(compute, (params, *rows))
 
@@ -262,12 +242,7 @@ def over_towers(
 def pull_back_both(
     actor: Actor, params: Params | Adapted, rows: TokenRows, cotangents: tuple[jax.Array, jax.Array]
 ) -> tuple[Params, TokenCount]:
-    """The gradient of both towers from those of the states' and of the chunks' embeddings.
-
-    Args:
-        rows: of both (`tower_rows`).
-        cotangents: `[..., D]`; there are none of rows that fill up.
-    """
+    """The gradient of both towers from those of the states' and chunks' embeddings, `[..., D]`."""
     most, flat = rows.lengths.shape[1], [c.reshape(-1, c.shape[-1]) for c in cotangents]
     stacked = jnp.stack([jnp.pad(leaf, ((0, most - len(leaf)), (0, 0))) for leaf in flat])
 
@@ -280,9 +255,7 @@ def pull_back_both(
 def tower_rows(states: TokenRows, chunks: TokenRows) -> TokenRows:
     """States and chunks as as many rows of one width: tokens `[2, N, L]`, lengths `[2, N]`.
 
-    Args:
-        states, chunks: tokens `[..., W]`, lengths `[...]`; the fewer rows are filled up with absent
-            ones.
+    The fewer rows are filled up with absent ones.
     """
     width = max(states.tokens.shape[-1], chunks.tokens.shape[-1])
     count = max(states.lengths.size, chunks.lengths.size)
@@ -322,22 +295,20 @@ class TwoTowers(Learner):
             peak=optimizer.learning_rate,
         )
 
-    @property
-    def drops(self) -> bool:
-        """Whether there is dropout."""
-        return self.actor.encoder.drops(self.base_shardings is not None)
+    def dropout_key(self, state: TrainState) -> jax.Array | None:
+        """That of the next step; None without dropout."""
+        drops = self.actor.encoder.drops(self.base_shardings is not None)
+        return dropout_key(state) if drops else None
 
     @property
     def params_shardings(self) -> Params | Adapted:
-        """Where the parameters live, including the frozen base if adapters are trained."""
+        """Where the parameters live, the frozen base included."""
         return merge(self.shardings.params, self.base_shardings)
 
     def draws(self, state: TrainState, number: jax.Array, episodes: int) -> Draws:
-        """The draws of one batch; the first environment steps of a run act uniformly at random.
+        """The draws of a batch, whose keys depend on the number of the step that learns from it.
 
-        Args:
-            number: the step that learns from the batch; the keys depend on it alone.
-            episodes: B, the size of the batch.
+        The first environment steps of a run act uniformly at random.
         """
         return Draws(
             episode_keys(state, number, episodes),
@@ -347,29 +318,23 @@ class TwoTowers(Learner):
 
 
 def make_update(towers: TwoTowers, gradient_of: Callable[..., tuple[Params, Sums]]) -> Update:
-    """Makes the jitted `(state, episodes) → (state, metrics)`; the state's buffers are donated.
+    """The program `(state, episodes) → (state, metrics)`; see `Learner.update`.
 
-    If the state holds adapters, it is `(state, episodes, base)`: both towers, online and target,
-    share one frozen base, which is neither changed nor donated.
+    The batch is split over the mesh and, on each device, into `accumulation` micro-batches. Losses
+    are sums with their counts, every episode has its own PRNG key, and dropout masks depend on the
+    step and the content of rows, so any split gives the same numbers as the whole batch.
 
-    The batch is split over the mesh's batch axes and, on each device, into `accumulation`
-    micro-batches. Losses are sums with their counts, and every episode has its own PRNG key, so
-    any split gives the same numbers as the whole batch. This also holds with dropout, whose masks
-    depend on the step and the content of rows (`models.compute.dropout`).
+    A kernel that is split over `fsdp` is gathered when its layer is computed, forward and backward;
+    the optimizer and the target towers work on parts alone (Rajbhandari et al., arXiv 1910.02054,
+    ZeRO stage 3). Layers that are split over `tensor` are computed where they are.
 
-    The state lives where `shardings` say. A kernel that is split over `fsdp` is gathered when its
-    layer is computed, forward and backward. Each device gets back its part of the summed gradient,
-    and the optimizer and the target towers work on parts alone (Rajbhandari et al., arXiv
-    1910.02054, ZeRO stage 3). Layers that are split over `tensor` are computed where they are.
-
-    Metrics are float32 scalars: those of the gradient, `grad_norm`, `learning_rate`, `alpha`,
-    `padding_share`, `env_steps` and `skipped`, which is 1 if the loss or the gradient was not
-    finite and nothing was learned (`Learner.learn`).
+    Metrics are those of the gradient, `grad_norm`, `learning_rate`, `alpha`, `padding_share`,
+    `env_steps` and `skipped`.
 
     Args:
         gradient_of: `FusedGradient`, `ScoredGradient` or `ImitationGradient`: `(towers, episodes,
             draws, dropout_key)` → the gradient of the summed loss, and sums, of which the mean
-            `loss` counts the transitions. Episodes are a pytree with the batch on axis 0.
+            `loss` counts the transitions.
     """
     accumulation = towers.accumulation
 
@@ -400,9 +365,8 @@ def make_update(towers: TwoTowers, gradient_of: Callable[..., tuple[Params, Sums
     def train_step(state: TrainState, episodes: Any, base: Params | None = None):
         learning_rate = towers.schedule(state.step)
         draws = towers.draws(state, state.step, jax.tree.leaves(episodes)[0].shape[0])
-        key = dropout_key(state) if towers.drops else None
         parts = Towers(merge(state.params, base), merge(state.target_params, base))
-        of_online, sums = gradient(parts, episodes, draws, key)
+        of_online, sums = gradient(parts, episodes, draws, towers.dropout_key(state))
         transitions = sums.means["loss"][1]
         divisor, tau = jnp.maximum(transitions, 1.0), towers.config.tau
         state, learned = towers.learn(state, (of_online, None), sums.loss, divisor, tau=tau)
@@ -414,10 +378,10 @@ def make_update(towers: TwoTowers, gradient_of: Callable[..., tuple[Params, Sums
 
 
 def make_play_step(towers: TwoTowers) -> PlayStep:
-    """Makes the jitted `(state, batch, number) → Played`, split over the mesh as the training step.
+    """The program `(state, batch, number) → Played`, split over the mesh as the training step.
 
-    `number` is an int32 scalar on the device: the number of the step that will learn from the
-    batch. It determines the draws. Temperature, random acting and dropout are those of `state`.
+    `number`, an int32 scalar on the device, is that of the step that will learn from the batch. It
+    determines the draws. Temperature, random acting and dropout are those of `state`.
     """
     actor = towers.actor
 
@@ -425,8 +389,7 @@ def make_play_step(towers: TwoTowers) -> PlayStep:
         state: TrainState, batch: EpisodeBatch, number: jax.Array, base: Params | None = None
     ) -> Played:
         draws = towers.draws(state, number, batch.sample.shape[0])
-        key = dropout_key(state) if towers.drops else None
-        params = with_dropout(merge(state.params, base), key)
+        params = with_dropout(merge(state.params, base), towers.dropout_key(state))
         trajectory = rollout(actor, (params,), actor.playable(batch), draws)
         return Played(trajectory.actions, trajectory.valid, trajectory.entropy)
 

@@ -80,10 +80,7 @@ class Learner:
     def first_state(self, tower: Params, seed: int, second: Params | None = None) -> TrainState:
         """The first state on the mesh; no device ever holds more than its part of an array.
 
-        Args:
-            tower: parameters of one tower, or of its adapters: host arrays, the same on every host,
-                or `StoredLeaf`s. Both towers, if there are two, are copies of it.
-            second: as `tower`, of the tower of chunks, if that is another.
+        The towers are as `placement.both_towers` takes them.
         """
 
         def build(*towers: Params) -> TrainState:
@@ -96,11 +93,7 @@ class Learner:
         return jax.jit(build, out_shardings=self.shardings)(*towers)
 
     def placed_base(self, stored: Params, *, placed: bool = True) -> tuple[Params, ...]:
-        """The frozen base of adapters on the mesh, or () if all weights are trained.
-
-        Args:
-            placed: else it is described by shapes.
-        """
+        """The frozen base of adapters on the mesh, or its shapes; () if all weights are trained."""
         if self.base_shardings is None:
             return ()
         return ((place if placed else shapes_on)(stored, self.base_shardings),)
@@ -141,9 +134,7 @@ class Learner:
         """The program `(state, episodes) → (state, metrics)`; the state's buffers are donated.
 
         With adapters it is `(state, episodes, base)`; the base is neither changed nor donated.
-
-        Args:
-            episodes: shardings of what is learned from.
+        Metrics are float32 scalars. `episodes` are shardings of what is learned from.
         """
         out = self.shardings, self.on_mesh(REPLICATED)
         return self.program(function, (self.shardings, episodes), out, 0)

@@ -93,7 +93,6 @@ class Trajectory(NamedTuple):
 
     actions: jax.Array  # `[B, T]`, the actions taken
     valid: jax.Array  # `[B, T]`, whether the step happened
-    done: jax.Array  # `[B, T]`, whether the episode has ended after the step
     q: jax.Array  # `[B, T]`, online Q of the action taken
     # `[B, C]`, online Q of every chunk at reset, `MASKED` where there is no chunk
     first_q: jax.Array
@@ -141,7 +140,6 @@ def rollout(
         step = {
             "actions": action,
             "valid": valid,
-            "done": new_state.done,
             "q": jnp.where(valid, jnp.take_along_axis(q, action[:, None], 1)[:, 0], 0.0),
             "entropy": jnp.where(valid, soft_q.entropy(log_policy), 0.0),
             "values": jnp.where(valid, value, 0.0),
@@ -181,12 +179,11 @@ def replay(
     keys, alpha, _ = draws
     episodes, steps = actions.shape
 
-    def act(state: env.ChunksState, t: jax.Array) -> tuple[env.ChunksState, tuple]:
-        new = env.step(state, batch, actions[:, t], t, config)
-        return new, (state, new.done)
+    def act(state: env.ChunksState, t: jax.Array) -> tuple[env.ChunksState, env.ChunksState]:
+        return env.step(state, batch, actions[:, t], t, config), state
 
     start = env.reset(batch, config.max_steps)
-    _, (states, done) = jax.lax.scan(act, start, jnp.arange(steps))  # [T, B, …]
+    _, states = jax.lax.scan(act, start, jnp.arange(steps))  # [T, B, …]
     valid = ~states.done
 
     # [T, B, L], [T, B]
@@ -211,7 +208,6 @@ def replay(
     values, positions = jax.lax.map(value, (embedded, states, actions.T))
     by_time = {
         "valid": valid,
-        "done": done,
         "values": jnp.where(later > 0, values, 0.0),
         "states": TokenRows(tokens, lengths),
         "positions": positions,

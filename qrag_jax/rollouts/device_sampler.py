@@ -24,7 +24,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
-from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.heads.embedding import LanguageModel
 from qrag_jax.models.trunks.qwen3_cache import (
@@ -142,12 +141,15 @@ class RoundSampler:
     def __init__(self, sampler: DeviceSampler, params: Params | Adapted) -> None:
         self._sampler, self._params = sampler, params
 
-    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
-        done: list[Future[Sampled | Failure]] = [Future() for _ in requests]
+    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled]]:
+        done: list[Future[Sampled]] = [Future() for _ in requests]
         drawn = self._sampler.sample(self._params, requests)
         for future, sampled in zip(done, drawn, strict=True):
             future.set_result(sampled)
         return done
+
+    def read(self, request: SampleRequest, result: Sampled) -> Sampled:
+        return result
 
 
 class Inputs(NamedTuple):

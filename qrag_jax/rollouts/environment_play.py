@@ -87,21 +87,13 @@ class PlaySettings:
     renderer: ChatRenderer  # between messages and ids
 
 
-class _Episode(NamedTuple):
-    """One episode while the process plays it; its reply is its end and its segments."""
-
-    playing: Playing
-    start: Start
-    calls: EpisodeCalls
-
-
 class EnvironmentPlay(Schedule):
     def __init__(self, process: EnvironmentProcess, settings: PlaySettings, counts: Counts) -> None:
         super().__init__(settings.attempts, counts)
         self._process, self._settings = process, settings
         self._causes = set[str]()  # of failures that were logged
-        self._todo = deque[_Episode]()
-        self._playing = dict[int, _Episode]()
+        self._todo = deque[tuple[Playing, EpisodeCalls]]()
+        self._playing = dict[int, tuple[Playing, EpisodeCalls]]()  # by the numbers of episodes
         self._heard = 0.0  # when the environment said something
 
     def play(self, starts: Sequence[Start], sampler: Sampler, stop: Checks) -> list[Episode]:
@@ -115,27 +107,27 @@ class EnvironmentPlay(Schedule):
 
     def episode(self, start: Start, attempt: int) -> Generator[Any, Any, Episode]:
         """All that it asks for, once, is its end and its segments."""
-        calls = EpisodeCalls(self._settings, key_within(start.key, attempt - 1))
-        ended, segments = yield start, calls
+        key = key_within(start.key, attempt - 1)
+        ended, segments = yield EpisodeCalls(self._settings, key, start.task)
         return Episode(ended, segments, attempt)
 
     def take(self, playing: Playing, step: Any) -> None:
-        self._todo.append(_Episode(playing, *step))
+        self._todo.append((playing, step))
 
     def waits(self) -> bool:
         return bool(self._todo or self._playing)
 
     def dispatch(self) -> float:
         while self._todo and len(self._playing) < max(self._settings.side_by_side, 1):
-            each, number = self._todo.popleft(), next(_NUMBERS)
-            self._playing[number] = each
+            number = next(_NUMBERS)
+            _, calls = self._playing[number] = self._todo.popleft()
             try:
                 self._process.start(self.stop.check)
             except ProcessLost as lost:
                 self._lose("connection", str(lost))
                 break
             self._heard = time.monotonic()
-            what = {"task": each.start.task, "temperature": self._settings.temperature}
+            what = {"task": calls.task, "temperature": self._settings.temperature}
             self._process.say("play", episode=number, **what)
         self._hear()
         self.sample()
@@ -145,7 +137,7 @@ class EnvironmentPlay(Schedule):
         """Takes what has arrived; waits a little if nothing has."""
         wait = _GATHER if self.speaking or self.flying else LOOK_EVERY
         while self._playing:
-            if 0 < len(self._playing) <= len(self.speaking):
+            if len(self._playing) <= len(self.speaking):
                 wait = 0.0
             try:
                 message = self._process.messages.get(wait > 0, wait)
@@ -164,16 +156,15 @@ class EnvironmentPlay(Schedule):
                 self._lose("connection", f"the environment's process {self._process.status()}")
             elif message["op"] == "turn":
                 self._take_turn(message)
-            elif message["op"] == "played":
-                self._take_played(message)
+            elif message["op"] == "played" and (one := self._playing.pop(message["episode"], None)):
+                self._take_played(*one, message)
 
     def _take_turn(self, message: Mapping[str, Any]) -> None:
         """Begins to sample a turn of an episode, behind ids that were sampled before if it can."""
-        each = self._playing.get(message["episode"])
-        if each is None:
+        _, calls = self._playing.get(message["episode"], (None, None))
+        if calls is None:
             self._answer(message, Failure("request", "the episode is over"))
             return
-        calls = each.calls
         try:
             ids, follows = self._ids(message)
             request = calls.ask(ids, message["sampling"])
@@ -201,21 +192,20 @@ class EnvironmentPlay(Schedule):
                 return np.concatenate([prompt, said, after]), True
         return renderer.opening(asked["messages"], asked["tools"]), False
 
-    def _take_played(self, message: Mapping[str, Any]) -> None:
-        each = self._playing.pop(message["episode"], None)
-        if each is None:
-            return
+    def _take_played(
+        self, playing: Playing, calls: EpisodeCalls, message: Mapping[str, Any]
+    ) -> None:
         if failure := message.get("failure"):
-            self._fail(each, failure["cause"], failure["message"])
+            self._fail(playing, calls, **failure)
             return
         stop_ids, version = self._settings.renderer.stop_ids(), self.sampler.version
         try:
             segments = segments_of(message["nodes"], stop_ids, version)
         except ValueError as error:
-            self._fail(each, "malformed", str(error))
+            self._fail(playing, calls, "malformed", str(error))
             return
         trained = sum(len(turn.sampled) for segment in segments for turn in segment)
-        self.counts.outside += (outside := each.calls.sampled - trained)
+        self.counts.outside += (outside := calls.sampled - trained)
         ended = Scored(
             answer="",
             tally=ToolTally(truncated=message["truncated"]),
@@ -225,17 +215,16 @@ class EnvironmentPlay(Schedule):
             record=message["record"],
             outside=outside,
         )
-        self.reply(each.playing, (ended, segments))
+        self.reply(playing, (ended, segments))
 
-    def _fail(self, each: _Episode, cause: str, message: str) -> None:
+    def _fail(self, playing: Playing, calls: EpisodeCalls, cause: str, message: str) -> None:
         if cause not in self._causes:
             self._causes.add(cause)
             log(
                 f"an episode failed ({cause}: {message}); such episodes are played again, then "
                 "masked and counted"
             )
-        segments = tuple((turn,) for turn in each.calls.turns)
-        self.reply(each.playing, (Failed(cause, message), segments))
+        self.reply(playing, (Failed(cause, message), tuple((turn,) for turn in calls.turns)))
 
     def _lose(self, cause: str, message: str) -> None:
         """All that is played has no process any more."""
@@ -244,9 +233,9 @@ class EnvironmentPlay(Schedule):
         for _, arrived in self.speaking:
             arrived(Failure(cause, message))
         self.speaking.clear()
-        playing, self._playing = self._playing, {}
-        for each in playing.values():
-            self._fail(each, cause, message)
+        lost, self._playing = self._playing, {}
+        for one in lost.values():
+            self._fail(*one, cause, message)
 
     def _answer(
         self, message: Mapping[str, Any], sampled: Sampled | Failure, **fields: Any
@@ -257,10 +246,9 @@ class EnvironmentPlay(Schedule):
             status = 400 if sampled.cause in ("request", "too_long") else 503
             fields = {"error": sampled.message, "status": status}
         else:
-            ids, log_probs = sampled.ids.tolist(), sampled.log_probs.tolist()
-            fields |= {"ids": ids, "log_probs": log_probs, "finish": sampled.finish}
             content, calls = self._settings.renderer.spoken(sampled.ids)
-            fields |= {"content": content, "calls": calls}
+            fields |= {"content": content, "calls": calls, "finish": sampled.finish}
+            fields |= {"ids": sampled.ids.tolist(), "log_probs": sampled.log_probs.tolist()}
         self._process.say("answer", call=message["call"], **fields)
 
 
@@ -268,11 +256,11 @@ class EnvironmentPlay(Schedule):
 
 
 class EpisodeCalls:
-    """The turns of one episode; `key` is uint32 `[2]`, of its draws."""
+    """The turns of one episode, of a task by its number; `key` is uint32 `[2]`, of its draws."""
 
-    def __init__(self, limits: PlaySettings, key: np.ndarray) -> None:
+    def __init__(self, limits: PlaySettings, key: np.ndarray, task: int = 0) -> None:
         self.turns = list[Turn]()  # that were sampled, each behind all ids before it
-        self._limits, self._key = limits, key
+        self.task, self._limits, self._key = task, limits, key
         self._drawn: Counter[bytes] = Counter()
 
     def ask(self, ids: np.ndarray, sampling: Mapping[str, Any]) -> SampleRequest | Failure:

@@ -154,8 +154,12 @@ class Schedule:
         futures = self.sampler.submit([request for request, _ in waiting])
         self.counts.turns += len(waiting)
         self.counts.batches += 1 if self.sampler.in_rounds else len(waiting)
-        for (_, arrived), future in zip(waiting, futures, strict=True):
-            self.fly(future, arrived)
+
+        def read(request: SampleRequest, arrived: Callable[..., None], result: Any) -> None:
+            arrived(self.sampler.read(request, result))
+
+        for (request, arrived), future in zip(waiting, futures, strict=True):
+            self.fly(future, partial(read, request, arrived))
 
     def _collect(self, seconds: float) -> None:
         """Takes all that has arrived; waits for the first of it."""

@@ -72,7 +72,7 @@ _MODE = "start vLLM with --logprobs-mode processed_logprobs (config.llm.server.p
 class ServerSampler:
     """Samples by one version on the server; see `trajectories.Sampler`.
 
-    Requests are answered one by one, in any order. Cancelling a future takes its request back.
+    Requests are answered in any order. Cancelling a future takes its request back.
     """
 
     ask: Submit  # of a `Client`, which asks again where a failure may pass
@@ -82,7 +82,7 @@ class ServerSampler:
     version: str = ""
     in_rounds = False
 
-    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
+    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[list[Outcome]]]:
         # vLLM takes neutral values from the model's generation_config.json unless they are given.
         extra = NEUTRAL | {
             "return_token_ids": True,
@@ -90,42 +90,28 @@ class ServerSampler:
             "stop_token_ids": [*self.stop_ids],
             "skip_special_tokens": False,
         }
-        return [
-            self._one(
-                CompletionRequest(
-                    tuple(request.ids.tolist()),
-                    model=self.model,
-                    temperature=self.config.temperature,
-                    max_tokens=min(request.most, self.config.room - len(request.ids)),
-                    seed=seed_of(request),
-                    log_probs=True,
-                    extra=extra,
-                )
+
+        def completion(request: SampleRequest) -> CompletionRequest:
+            return CompletionRequest(
+                tuple(request.ids.tolist()),
+                model=self.model,
+                temperature=self.config.temperature,
+                max_tokens=self._most(request),
+                seed=seed_of(request),
+                log_probs=True,
+                extra=extra,
             )
-            for request in requests
-        ]
 
-    def _one(self, request: CompletionRequest) -> Future[Sampled | Failure]:
-        asked = self.ask([request])
-        turn: Future[Sampled | Failure] = Future()
+        return [self.ask([completion(request)]) for request in requests]
 
-        def answered(asked: Future[list[Outcome]]) -> None:
-            if asked.cancelled():
-                turn.cancel()
-            if not turn.set_running_or_notify_cancel():
-                return
-            try:
-                (outcome,) = asked.result()
-                if isinstance(outcome, Answer):
-                    turn.set_result(read_turn(outcome, request.max_tokens, self.stop_ids))
-                else:
-                    turn.set_result(outcome)
-            except BaseException as error:  # a mistake in the program: whoever waits must see it
-                turn.set_exception(error)
+    def read(self, request: SampleRequest, result: list[Outcome]) -> Sampled | Failure:
+        (outcome,) = result
+        if isinstance(outcome, Failure):
+            return outcome
+        return read_turn(outcome, self._most(request), self.stop_ids)
 
-        turn.add_done_callback(lambda turn: turn.cancelled() and asked.cancel())
-        asked.add_done_callback(answered)
-        return turn
+    def _most(self, request: SampleRequest) -> int:
+        return min(request.most, self.config.room - len(request.ids))
 
 
 class ServedPolicy:
@@ -157,15 +143,15 @@ class ServedPolicy:
         # All are there when the server answers.
         self._publisher: Publisher | None = None
 
-        def on_down() -> None:
+        def published(do: Callable[[Publisher], object]) -> None:
             if self._publisher is not None:
-                self._publisher.forget()
+                do(self._publisher)
 
-        def on_up() -> None:
-            if self._publisher is not None:
-                self._publisher.republish()
-
-        hooks: dict[str, Any] = {"log": log, "on_down": on_down, "on_up": on_up}
+        hooks: dict[str, Any] = {
+            "log": log,
+            "on_down": partial(published, Publisher.forget),
+            "on_up": partial(published, Publisher.republish),
+        }
         self._server = server_of(self._llm, workdir, jax.process_index(), **hooks)
         self._client: Client | None = None
         # A server that runs for longer than this process must not see a name twice.
@@ -279,8 +265,8 @@ class ServedPolicy:
             for number, ids in enumerate(prompts[:_CHECKED_TURNS])
         ]
         turns = list[Sampled]()
-        for future in sampler.submit(requests):
-            found = wait_for(future, watch.check)
+        for request, future in zip(requests, sampler.submit(requests), strict=True):
+            found = sampler.read(request, wait_for(future, watch.check))
             if isinstance(found, Failure):
                 why = found.message.rstrip(".")
                 raise InputError(f"the server cannot sample for training: {why}.")

@@ -63,8 +63,12 @@ class Sampler(Protocol):
     in_rounds: bool  # requests are collected until no episode can go on without them
     version: str  # of the weights
 
-    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled | Failure]]:
-        """Starts the requests; a failure is a value."""
+    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Any]]:
+        """Starts the requests; `read` takes a future's result."""
+        ...
+
+    def read(self, request: SampleRequest, result: Any) -> Sampled | Failure:
+        """The turn; a failure is a value."""
         ...
 
 

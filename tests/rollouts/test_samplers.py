@@ -223,8 +223,9 @@ def request(ids: list[int], most: int = 5) -> SampleRequest:
 
 
 def outcome(sampler: ServerSampler, most: int = 5) -> Any:
-    (future,) = sampler.submit([request([3, 1], most)])
-    return future.result(30)
+    asked = request([3, 1], most)
+    (future,) = sampler.submit([asked])
+    return sampler.read(asked, future.result(30))
 
 
 def test_what_the_server_is_sent(server: ModelServer, sampler: ServerSampler) -> None:

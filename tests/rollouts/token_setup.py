@@ -283,6 +283,9 @@ class ScriptedSampler:
             future.set_result(self.sampled(request))
         return futures
 
+    def read(self, request: SampleRequest, result: Sampled | Failure) -> Sampled | Failure:
+        return result
+
     def sampled(self, request: SampleRequest) -> Sampled | Failure:
         text, stop = self.tokenizer.decode(request.ids.tolist()), self.tokenizer.eos_token_id
         said = self.say(text)

@@ -197,9 +197,12 @@ def test_turns_depend_on_seeds_and_end_at_stop_ids(served: Served, tmp_path: Pat
     with Client(client_config) as client:
         config = SamplingConfig(temperature=0.7, room=200)
         sampler = ServerSampler(client.submit, config, stop_ids, model)
-        turns, again = ([each.result(120) for each in sampler.submit(asked)] for _ in range(2))
+        turns, again = (
+            [sampler.read(one, each.result(120)) for one, each in zip(asked, sampler.submit(asked))]
+            for _ in range(2)
+        )
         other = dataclasses.replace(sampler, model="tiny@none")
-        unknown = other.submit(asked[:1])[0].result(120)
+        unknown = other.read(asked[0], other.submit(asked[:1])[0].result(120))
     assert isinstance(unknown, Failure)
     assert unknown.cause == "request"
     for turn, same in zip(turns, again, strict=True):
