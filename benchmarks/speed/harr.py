@@ -27,9 +27,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import SearchGRPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
-from qrag_jax.learners.policy import PerAction
 from qrag_jax.learners.query_encoder import QueryEncoder, Searches, make_query_update
 from qrag_jax.learners.state import Critic, Parts
+from qrag_jax.learners.update import PerAction
 from qrag_jax.models.compute.lora import LORA_B
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.first_encoder import (

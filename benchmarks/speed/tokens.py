@@ -20,7 +20,7 @@ from benchmarks.report import Case
 from benchmarks.speed.measure import OURS, Setting, beside, equal, with_details
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.learners.state import Critic
-from qrag_jax.learners.token_update import make_token_update, token_episodes
+from qrag_jax.learners.token_policy import make_token_update, token_episodes
 from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.token_blocks import choose_shape
 from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig, TokenBatch

@@ -57,8 +57,7 @@ def reset(batch: EpisodeBatch, max_steps: int) -> ChunksState:
 def with_stop(batch: EpisodeBatch) -> EpisodeBatch:
     """The batch with STOP as one more chunk in the last column: empty, never a supporting fact.
 
-    Its row holds no text (`[CLS] [SEP]`), so the chunk tower learns its embedding like that of any
-    other chunk.
+    The chunk tower learns its embedding, of `[CLS] [SEP]`, like that of any other chunk.
     """
 
     def one_more(array: jax.Array, value: int | jax.Array = 0) -> jax.Array:
@@ -74,12 +73,9 @@ def with_stop(batch: EpisodeBatch) -> EpisodeBatch:
 
 
 def step(
-    state: ChunksState, batch: EpisodeBatch, action: jax.Array, t: jax.Array, rules: Any
+    state: ChunksState, batch: EpisodeBatch, action: jax.Array, t: jax.Array, rules: ChunksConfig
 ) -> ChunksState:
-    """Takes chunk `action` `[B]` at time `t` (scalar) in every episode that has not ended.
-
-    `rules` has `never_terminate` and `stop_action`, as `ChunksConfig`.
-    """
+    """Takes chunk `action` `[B]` at time `t` (scalar) in every episode that has not ended."""
     max_steps = state.taken.shape[1]
     live = ~state.done
     taken = state.taken.at[:, t].set(jnp.where(live, action, NOT_TAKEN))
@@ -102,8 +98,6 @@ def join_parts(
     Args:
         parts: `[B, P, Lp]` token ids without special tokens.
         lengths: `[B, P]` tokens of each part; a part of length -1 is absent (no [SEP] either).
-        encoder: as `TextEncoder`, with `sep_id` and `pad_id`.
-        width: columns of the result; must hold the longest row.
 
     Returns:
         tokens `[B, width]`, padded on the right, and row lengths `[B]`.

@@ -3,8 +3,7 @@
 In each round the questions of `Split.bootstrap` are played by the bare prompt, or by the best one
 of the round before; `full_credit` says which tries may be shown (LeReT shows any that found
 something), `drawn_candidates` makes prompts of them, and these are `ranked` by their tries at the
-questions of `Split.rank`. The prompts are kept in a file, which a run that goes on reads. Finished
-rounds are in it before the prompts are chosen.
+questions of `Split.rank`. A file keeps the finished rounds, and then the prompts.
 """
 
 from __future__ import annotations

@@ -7,8 +7,7 @@ known by a key: the id of its passage, or its title where a page may have severa
 A query rewriter reads one query and writes another one for the same need. What that finds is
 judged: by graded documents, or by the answers that stand in them.
 
-Either episode is one turn of the model and one search. The prompts here sample, train and serve. A
-chat template is put around the messages elsewhere, once.
+Either episode is one turn of the model and one search.
 """
 
 from __future__ import annotations
@@ -53,11 +52,7 @@ Pool = tuple[episode.Document, ...]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class QueryState(episode.ToolTask):
-    """A question, and what the hops before this one have found.
-
-    `gold_ids` are the passages of the gold pages; `documents` are empty, since all questions search
-    one corpus.
-    """
+    """A question, and what the hops before this one have found; `gold_ids` are of gold pages."""
 
     pages: tuple[str, ...] = ()  # keys of the gold pages, each once
     source: str = ""  # of the question; see `data.sample.Sample`
@@ -74,11 +69,7 @@ class QueryState(episode.ToolTask):
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class RewriteTask(episode.ToolTask):
-    """A query to rewrite; `question` is the original one.
-
-    `gold_ids` are the documents of `grades`, in their order. `documents` are empty, since all
-    queries search a collection.
-    """
+    """A query to rewrite, `question`; `gold_ids` are the documents of `grades`, in their order."""
 
     # (document id, relevance) pairs; each document once, each relevance at least 1
     grades: tuple[tuple[str, int], ...] = ()
@@ -160,9 +151,8 @@ class Variant:
 class QueryPrompt:
     """Asks for the query of a state, by the bare prompt or by a variant of it.
 
-    A variant makes the model try something else: with solved examples before it, as earlier turns,
-    or with a mark before its last message. What is trained on is the bare prompt, so variants must
-    leave no trace in it.
+    A variant makes the model try something else. What is trained on is the bare prompt, so variants
+    must leave no trace in it.
     """
 
     prompt: Prompt  # with the slots `question` and `passages`
@@ -264,10 +254,7 @@ PROMPTS: Mapping[str, PromptKind] = {
 def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKind:
     """What the rewriter's prompt asks for that a config names.
 
-    Args:
-        name: config.writing.prompt: a name in `PROMPTS`, or a file that ends in .txt, which does
-            not tell what its outputs look like.
-        form, boolean: config.writing.form and boolean, for a file.
+    A file of the user's own, which ends in .txt, does not tell: `form` and `boolean` are for it.
     """
     if name.endswith(".txt") and form in FORMS:
         return PromptKind(form, boolean)
@@ -313,12 +300,7 @@ _Parsed = tuple[str, str]  # the query, "" unless the outcome is "rewritten"; an
 
 
 def read_output(text: str, form: str, *, cut_off: bool) -> _Parsed:
-    """Reads the query in one of the `FORMS`. No text makes it raise.
-
-    Args:
-        form: one of `FORMS`.
-        cut_off: whether the text ended at the limit of its length.
-    """
+    """Reads the query in one of the `FORMS`; `cut_off`: the text ended at its limit of length."""
     if cut_off:
         return ("", TOO_LONG)
     if form == BARE:
@@ -428,9 +410,8 @@ def _one_search(
     """One turn of the model, and one search if it has written a query."""
     turns = 0
     try:
-        said = yield from episode.ask(episode.Speak(messages))
+        query, outcome = read((yield from episode.ask(episode.Speak(messages))))
         turns = 1
-        query, outcome = read(said)
         if outcome not in (SEARCHED, REWRITTEN):
             tally = episode.ToolTally(
                 turns=1,

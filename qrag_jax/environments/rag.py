@@ -58,10 +58,7 @@ class SearchingAgent:
         raise NotImplementedError
 
     def play(self, task: Task) -> episode.Play:
-        """One episode.
-
-        Without a retrieval it fails whatever it says: the retriever has no part in it.
-        """
+        """One episode; it fails without a retrieval, since the retriever has no part in it."""
         trail = Trail()
         try:
             answer = yield from self.answer(task, trail)
@@ -82,10 +79,7 @@ def listed(hops: list[Hop]) -> str:
 
 
 def read_evidence(sub_query: str, said: str | Failure) -> Hop | None:
-    """What a reader's reply says; None if it has no JSON object with a status and an answer.
-
-    FOUND without an answer says nothing either.
-    """
+    """What a reader's reply says; None if it has no status and answer, or FOUND without one."""
     found = None if isinstance(said, Failure) else last_object(said, ("status", "answer"))
     if found is None:
         return None
@@ -126,8 +120,8 @@ class Move(NamedTuple):
 class Asking(SearchingAgent):
     """Plays episodes in which a model asks one sub-query after the other.
 
-    A second call of it reads what is found, and says what that answers to the sub-query. It is
-    shown the bare sub-query, not the history: that is the retriever's.
+    A second call of it says what the passages found answer to the bare sub-query: the history is
+    the retriever's.
     """
 
     SLOTS: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]  # of the first two prompts
@@ -244,10 +238,7 @@ class Planner(Asking):
     SLOTS = ("question", "steps", "max_hops"), ("question", "steps")
 
     def _read(self, trail: Trail, answer: Answer) -> Move | Failure:
-        """The sub-question, or the end.
-
-        The strategy makes the model think of other ways to ask; nothing here depends on it.
-        """
+        """The sub-question, or the end; the strategy only makes the model think of other ways."""
         said = self.generation.said(answer)
         if isinstance(said, Failure):
             return _ENDLESS

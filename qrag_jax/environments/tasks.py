@@ -70,11 +70,7 @@ def tasks_of(samples: Iterable[Sample], config: TasksConfig | None = None) -> li
 
 
 def task_of(sample: Sample, config: TasksConfig | None = None) -> ToolTask:
-    """One question as a task; its hops are its supporting documents.
-
-    A document with a title reads as a heading of it, a line break and the rest. Without titles, a
-    document is the whole chunk.
-    """
+    """One question as a task; its hops are its supporting documents."""
     config = config or TasksConfig()
     if not sample.answers:
         raise InputError(f"the question {sample.id!r} has no answer; leave it out.")

@@ -102,7 +102,6 @@ class ImitationGradient:
 
         Facts of equal rank come in a random order and in its reverse, which for two facts are all
         orders there are. Where the order is known the second one is the first, and drops out.
-        Available are the facts and the distractors, drawn ones if there are more than asked for.
         """
         steps, stop = self.actor.config.max_steps, self.actor.config.stop_action
         support = batch.support
@@ -191,10 +190,8 @@ class ImitationGradient:
     ) -> tuple[jax.Array, jax.Array]:
         """Q of the other questions' passages, and which of them a question does not have itself.
 
-        So many questions in a row share theirs that a batch in parts has the same groups.
-
-        Returns:
-            `[B, S, G·C]` and `[B, G·C]` bool, for groups of G questions.
+        `[B, S, G·C]` and `[B, G·C]` bool, for groups of G questions in a row: a batch in parts has
+        the same groups.
         """
         questions, group = len(of_chunks), self.config.shared_by
         shared = of_chunks.reshape(questions // group, -1, of_chunks.shape[-1])

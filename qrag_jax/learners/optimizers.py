@@ -37,10 +37,8 @@ def scale_by_kept_muon(beta: float = 0.95) -> optax.GradientTransformationExtraA
     """Muon of leaves `[..., in, out]`, each matrix by itself.
 
     An update has singular values near 1, times √(out / in) where a map widens (Jordan's rule). Its
-    update function takes `finite` as that of `scale_by_adam`.
-
-    Args:
-        beta: of the momentum, which looks ahead as Nesterov's.
+    update function takes `finite` as that of `scale_by_adam`. The momentum looks ahead as
+    Nesterov's.
     """
 
     def last_two(params: Any) -> Any:
@@ -108,9 +106,6 @@ def optimizer_step(
     """New parameters and moments; the old ones, bit for bit, if `finite` (a scalar) is False.
 
     No parameter becomes non-finite: an element whose own update overflows keeps its value.
-
-    Args:
-        optimizer: keeps its moments if it gets `finite=False` (`make_optimizer`).
     """
     updates, opt_state = optax.with_extra_args_support(optimizer).update(
         gradient, opt_state, params, finite=finite

@@ -24,9 +24,17 @@ from qrag_jax.algorithms.advantages import (
 )
 from qrag_jax.algorithms.policy_gradient import BNPO, aggregation, clipped_value_loss, weighted_sum
 from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
-from qrag_jax.learners.policy import PerAction, PolicyLearner, action_loss, ppo_actions
 from qrag_jax.learners.state import Critic, TrainState
-from qrag_jax.learners.update import Metrics, Sums, Update, counted
+from qrag_jax.learners.update import (
+    Metrics,
+    PerAction,
+    PolicyLearner,
+    Sums,
+    Update,
+    action_loss,
+    counted,
+    ppo_actions,
+)
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import EXACT

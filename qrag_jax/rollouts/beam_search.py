@@ -29,12 +29,7 @@ CHUNKS_AT_ONCE = 65_536  # in all documents played side by side, at most
 
 
 class BeamSearch:
-    """Plays documents with one set of parameters.
-
-    Args:
-        batch_size: documents played at once; of long ones fewer.
-        store: keeps the chunks' embeddings between processes.
-    """
+    """Plays documents with one set of parameters; `batch_size` at once, of long ones fewer."""
 
     def __init__(
         self,

@@ -67,11 +67,9 @@ def choose_row_blocks(config: EncoderConfig, longest: int, platform: Platform) -
 def blocks_of(
     histogram: np.ndarray, count: int, *, platform: Platform, sizes: int, tokens: int = 0
 ) -> Blocks:
-    """Blocks for rows of which so many have each length.
+    """Blocks of `tokens` (0: as many as suit the platform), each with rows of `count` lengths.
 
-    Args:
-        count: of lengths of rows in a block.
-        tokens: of a block; 0: as many as suit the platform.
+    The histogram is of the lengths of rows.
     """
     usual = CPU_BLOCK_TOKENS if platform.on_cpu else ACCELERATOR_BLOCK_TOKENS
     multiples = (8,) if platform.on_cpu else (64, 8)
@@ -92,12 +90,10 @@ def loop_rounds(
 ) -> dict[tuple[int, int], Rounds]:
     """Each loop of playing and learning, by the number and width of its rows.
 
-    No text is taken for a repeated one, and no episode ends early. Learning in the step that plays
-    pads the rows of both towers to the wider ones, and has the mean of both. Learning from scored
-    episodes has a loop for each tower; that of the wider rows gets the mean, too.
-
-    Args:
-        questions: that one device computes at a time.
+    Of so many questions on a device; no text is taken for a repeated one, and no episode ends
+    early. Learning in the step that plays pads the rows of both towers to the wider ones, and has
+    the mean of both. Learning from scored episodes has a loop for each tower; that of the wider
+    rows gets the mean, too.
     """
     encoder, rollout, shapes = actor.encoder, actor.config, actor.block_shapes
     widths, steps = widths_of(rollout, encoder, shape), rollout.max_steps

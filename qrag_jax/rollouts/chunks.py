@@ -29,20 +29,12 @@ from qrag_jax.policies import soft_q
 STATE, CHUNK = 0, 1  # order of the towers on the leading axis of the parameters
 
 
-@dataclasses.dataclass(frozen=True)
-class RolloutConfig:
-    max_steps: int  # T, actions per episode
-    never_terminate: bool  # episodes continue after all supporting facts are found
-    sort_by_index: bool  # the state lists chunks in document order, else in the order taken
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RolloutConfig(env.ChunksConfig):
     max_chunk_tokens: int  # longest chunk row, special tokens counted
     max_chunk_tokens_in_state: int  # tokens of a chunk kept inside a state
     # number of best actions that the policy draws from and the soft value sums over
     top_k_actions: int
-    # kind of the positions at which chunk embeddings are rotated, one of
-    # `environments.positions.KINDS`
-    positions: str = "none"
-    # the last column of a batch is STOP (`environments.chunks.with_stop`)
-    stop_action: bool = False
 
     def last_position(self, columns: int) -> int:
         """The highest position in a batch with this many columns."""
@@ -113,9 +105,8 @@ def rollout(
 ) -> Trajectory:
     """Plays whole episodes.
 
-    Args:
-        params: one or two parameter sets, each with the two towers stacked on axis 0 (`STATE`,
-            `CHUNK`). The first set acts (online), the last gives the state values (target).
+    Of the parameter sets, each of two towers, the first acts (online), and the last gives the state
+    values (target).
     """
     encoder, config = actor.encoder, actor.config
     keys, alpha, uniform = draws
@@ -168,12 +159,9 @@ def replay(
 ) -> Trajectory:
     """Plays episodes again with the actions that were taken.
 
-    The trajectory's Q-values, entropy and embeddings stay empty: the caller computes them for the
-    towers that learn. The value of the first state is 0, because no target uses it.
-
-    Args:
-        params: the towers that give the state values.
-        actions: `[B, T]`, the actions that were taken.
+    The towers give the state values; that of the first state is 0, because no target uses it. The
+    trajectory's Q-values, entropy and embeddings stay empty: the caller computes them for the
+    towers that learn.
     """
     encoder, config = actor.encoder, actor.config
     keys, alpha, _ = draws

@@ -49,12 +49,11 @@ _FEWEST_LEFT = 8  # rows that go on alone, at least: each number of rows is comp
 
 
 class DeviceSampler:
-    """See `rollouts.trajectories`.
+    """Samples turns; see `rollouts.trajectories`.
 
     A program is compiled for each number of a device's rows, `SamplingConfig.rows` and this divided
     by 4, 16 and so on, and of prompts: as many as rows, or a quarter. More requests are drawn in
-    parts. Of a mesh, where the parameters lie, rows are split over all axes; None: one device of
-    this process, for which the compiler has no options of its own.
+    parts. Rows are split over all axes of the mesh; None: one device of this process.
     """
 
     def __init__(
@@ -362,16 +361,12 @@ def _tier(number: int, most: int) -> int:
 
 
 def shared_prefixes(prompts: Sequence[np.ndarray], most: int, chunk: int) -> list[tuple[int, int]]:
-    """Cuts sorted prompts into runs, each with a prefix that all of its prompts have.
+    """Cuts sorted, different prompts into runs, each with a prefix that all of its prompts have.
 
-    Prefixes are read side by side, and then the rests of all prompts, so the longest of each count.
-    The longest rest gets as few chunks as so many runs (`most`) allow. Returns for each run its
-    number of prompts and the length of its prefix; each prompt has a token behind it. Where
-    prefixes would save nothing, one run without a prefix.
-
-    Args:
-        prompts: ids `[n]`, none of them empty, different, those with a common prefix side by side.
-        chunk: tokens that are read at a time.
+    Prefixes are read side by side, and then the rests of all prompts, `chunk` tokens at a time, so
+    the longest of each count. The longest rest gets as few chunks as so many runs (`most`) allow.
+    Returns for each run its number of prompts and the length of its prefix; each prompt has a token
+    behind it. Where prefixes would save nothing, one run without a prefix.
     """
     lengths = [len(prompt) for prompt in prompts]
     common = [_common(one, two) for one, two in itertools.pairwise(prompts)]

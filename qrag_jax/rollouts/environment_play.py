@@ -15,6 +15,7 @@ import json
 import os
 import queue
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -296,10 +297,7 @@ class EpisodeCalls:
 
 
 def unfit(sampling: Mapping[str, Any], temperature: float | None) -> str:
-    """Why a request's sampling would have another distribution, as a sentence; "" if it has not.
-
-    `temperature` is that of the run; None: it is not looked at.
-    """
+    """Why a request's sampling would have another distribution than the run's; "" if it has not."""
     for name, value in sampling.items():
         if value in (None, [], {}):
             continue
@@ -321,8 +319,8 @@ def segments_of(
 ) -> tuple[Segment, ...]:
     """The segments of a forest of messages: several turns may stand behind one prefix.
 
-    A row of a batch is a path from a root to a leaf; what an earlier row has trained is read in a
-    later one, and not trained. Tokens that no sampled ones follow are left out.
+    A segment is a path from a root to a leaf; what an earlier one has trained is read in a later
+    one, and not trained. Tokens that no sampled ones follow are left out.
 
     Args:
         nodes: each has the lower number of its `parent` (-1: none); its `ids`; a `mask` of those at
@@ -385,7 +383,7 @@ class EnvironmentProcess:
         self.about: About | None = None  # what the environment says of itself, once started
         self.starts = 0
         self._python, self._log, self._fields = python, log, fields
-        self._process: subprocess.Popen[str] | None = None
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def runs(self) -> bool:
@@ -431,13 +429,9 @@ class EnvironmentProcess:
 
     def say(self, op: str, **fields: Any) -> None:
         """Sends a message; nothing happens if the process has ended."""
-        process = self._process
-        if process is None:
-            return
-        assert process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            process.stdin.write(json.dumps({"op": op, **fields}) + "\n")
-            process.stdin.flush()
+        if self._process is not None:
+            with contextlib.suppress(OSError):
+                self._link.sendall(f"{json.dumps({'op': op, **fields})}\n".encode())
 
     def status(self) -> str:
         status = None
@@ -454,47 +448,46 @@ class EnvironmentProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        assert process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            process.stdin.close()
+        with contextlib.suppress(OSError):
+            self._link.shutdown(socket.SHUT_WR)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(timeout=_ENDS_WITHIN)
         with contextlib.suppress(OSError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        self._link.close()
         # Its last words are of no use to the next one.
         self.messages = queue.SimpleQueue()
 
     def _begin(self) -> None:
         self._log.parent.mkdir(parents=True, exist_ok=True)
         messages = self.messages = queue.SimpleQueue()
-        try:
-            with self._log.open("ab") as log:
+        self._link, theirs = socket.socketpair()
+        with theirs, self._log.open("ab") as log:
+            number = theirs.fileno()
+            files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
+            try:
                 # The program's path and nothing of the environment's is in its arguments.
-                process = subprocess.Popen(  # noqa: S603
-                    [self._python, str(PROGRAM)],
-                    stdin=subprocess.PIPE,
-                    stdout=subprocess.PIPE,
-                    stderr=log,
-                    text=True,
-                    encoding="utf-8",
+                self._process = subprocess.Popen(  # noqa: S603
+                    [self._python, str(PROGRAM), str(number)],
+                    pass_fds=[number],
                     start_new_session=True,
+                    **files,
                 )
-        except OSError as error:
-            raise InputError(
-                f"config.env.python, {self._python}, does not run ({error.strerror}); name another."
-            ) from None
-        self._process = process
+            except OSError as error:
+                self._link.close()
+                raise InputError(
+                    f"config.env.python, {self._python}, does not run ({error.strerror}); name "
+                    "another."
+                ) from None
         self.starts += 1
+        lines = self._link.makefile(encoding="utf-8")
 
         def read() -> None:
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
+            # Half a line is of a process that was killed.
+            with lines, contextlib.suppress(OSError, ValueError):
+                for line in lines:
                     messages.put(json.loads(line))
-            except ValueError:
-                pass  # half a line of a process that was killed
-            finally:
-                messages.put(None)
+            messages.put(None)
 
         threading.Thread(target=read, name="environment", daemon=True).start()

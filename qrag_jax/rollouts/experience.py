@@ -1,11 +1,14 @@
-"""Experience: where the batches that training learns from come from. There are two kinds.
+"""Experience: where the batches that training learns from come from.
 
 - `Batches`: a batch of questions; the update itself plays and scores it.
-- `Deferred`: episodes that were played K updates ago. A language model gives their rewards while
-  the device goes on. The batch of step s is played by the weights after s - K updates (at first, by
-  the first weights) and learned from in step s, however long its answers take: a run's numbers do
-  not depend on speed. Episodes in flight are saved as actions; a resumed run asks for their rewards
-  again.
+- `Deferred`: episodes that the device played K updates ago. A language model gives their rewards
+  while the device goes on.
+- `AgentExperience`: episodes that the host plays, in a thread if K > 0.
+
+The batch of step s is played by the weights after s - K updates (at first, by the first weights)
+and learned from in step s, however long it takes: a run's numbers do not depend on speed. What is
+in flight is saved, so that a run that is killed goes on bit for bit: of `Deferred` as actions, for
+whose rewards a resumed run asks again.
 """
 
 from __future__ import annotations
@@ -82,7 +85,7 @@ class Experience(Protocol):
 
 
 class Batches:
-    """See `Experience`: the batches of an iterator; the update plays and scores them."""
+    """The batches of an iterator; the update plays and scores them."""
 
     def __init__(self, mesh: Mesh, batches: Any) -> None:
         self.samples = np.zeros((0, 2), np.int32)
@@ -132,7 +135,7 @@ class _InFlight:
 
 
 class Deferred:
-    """See `Experience`: a batch is played K updates before it is learned from.
+    """Batches that are played K updates before they are learned from.
 
     Args:
         play: `(state, batch, number of the batch)` → `Played`, a compiled program.
@@ -227,7 +230,7 @@ class Deferred:
 
 
 class Staged:
-    """See `Experience`: one experience after another.
+    """One experience after another.
 
     Args:
         stages: the first step of each stage, and what makes its experience; its argument says
@@ -271,12 +274,7 @@ class Staged:
 
 
 # ---------------------------------------------------------------- episodes that the host plays
-# The batch of step s is played by the weights after s - K updates (at first, by the first weights).
-# With K = 0 the device waits for it. Otherwise a thread plays it while the device goes on, and a
-# run's numbers still do not depend on speed.
-#
-# A checkpoint waits for the batches in flight and holds what was done in them, so that a run that
-# is killed goes on bit for bit. A run that is asked to stop does not wait: batches in flight are
+# A checkpoint waits for the batches in flight. A run that is asked to stop does not: they are
 # played again when it goes on, by the weights of then. No question is left out or learned from
 # twice.
 
@@ -336,7 +334,7 @@ class Playing:
 
 
 class AgentExperience:
-    """See `Experience`.
+    """Batches of episodes that the host plays.
 
     Args:
         order: the questions of the batch that step s learns from; see `QuestionOrder.at`.

@@ -82,14 +82,13 @@ def states_on(
 ) -> tuple[list[QueryState], str]:
     """The states before the first hop, and one line on what the corpus lacks; "": nothing.
 
-    States are those of the questions all of whose gold pages are in the corpus, in their order; the
-    others no search could solve. Gold pages are keyed as `environments.queries.key_of` keys what is
-    found. By title, all passages of a page are its gold passages, and pages of one title are one
-    page. By passage, each gold passage is a page: the one with its id if the data name that, or
-    else with its text.
+    States are those of the questions all of whose gold pages are in the corpus; the others no
+    search could solve. By title, all passages of a page are its gold passages, and pages of one
+    title are one page. By passage, each gold passage is a page: the one with its id if the data
+    name that, or else with its text.
 
     Args:
-        by: one of `queries.KEYS`.
+        by: one of `queries.KEYS`, by which `queries.key_of` keys what is found, too.
         max_missing_share: of the questions, those of which the corpus may lack a gold page.
     """
     if not questions:
@@ -214,13 +213,12 @@ _Key = tuple[str, str, int]
 class KeptResults:
     """See `token_episodes.Library`; the results used longest ago are dropped first.
 
-    A result is kept by what was searched (the digest of the collection, or the service with its
-    date limit), by the query without needless blanks, and by how many documents were asked for.
-    Failures are not kept. Letters keep their case, which Boolean operators need.
+    A result is kept by the library's `digest` of the task, of all that decides what its queries
+    find, by the query without needless blanks, and by how many documents were asked for. Failures
+    are not kept. Letters keep their case, which Boolean operators need.
     """
 
     def __init__(self, library: Any, most: int) -> None:
-        """`library` has a `digest` of a task, of all that decides what its queries find."""
         self.asked = self.searched = 0  # searches that were asked for, and that the library did
         self.library, self._most = library, most
         self._kept: OrderedDict[_Key, tuple[Document, ...]] = OrderedDict()

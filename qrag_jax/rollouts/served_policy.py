@@ -128,12 +128,7 @@ class ServedPolicy:
         lora: LoraConfig | None,
         staleness: int,
     ) -> None:
-        """
-        Args:
-            sampling: of turns.
-            lora: sizes of the adapters; None: all weights are trained.
-            staleness: K; K + 2 versions stay loaded.
-        """
+        """`lora`: sizes of the adapters; None: all weights are trained."""
         products = model.model.trunk.precision.products
         self._llm = llm.serving(str(model.folder.absolute()), np.dtype(products).name)
         self._model, self._speech = model, speech
@@ -252,8 +247,7 @@ class ServedPolicy:
         """Samples a little and compares with the trainer, before anything is learned.
 
         Adapters that are new change nothing yet; so adapters with random numbers are handed over.
-        `base` is that of adapters; None: all weights are trained. Returns the mean distance, in
-        nats a token.
+        Returns the mean distance, in nats a token.
         """
         watch, temperature = self.watch(stop), self._sampling.temperature
         sizes, model = self._lora, self._model.model
@@ -298,8 +292,7 @@ def _noisy(adapters: Params, sizes: LoraConfig) -> Any:
 def seed_of(request: SampleRequest) -> int:
     """The seed of a turn's draws, 0 to 2^63 - 1: by the segment's key and the first new position.
 
-    vLLM draws a request's tokens from a generator of its own, so a turn's draws do not depend on
-    the other requests.
+    vLLM draws a request's tokens from a generator of its own.
     """
     words = np.array([*request.key, len(request.ids)], "<u4")
     digest = hashlib.sha256(words.tobytes()).digest()
@@ -348,19 +341,12 @@ _ROUNDING = 1e-3  # nats a token; below it, nothing tells two temperatures apart
 def check_log_probs(
     server: np.ndarray, trainer: np.ndarray, others: Mapping[str, np.ndarray]
 ) -> float:
-    """Compares log-probabilities of the same sampled tokens, in nats; use it on a first batch.
+    """The mean distance between log-probabilities `[S]` of the same sampled tokens, in nats.
 
     vLLM gives raw log-probabilities, those at temperature 1, unless it was set otherwise, and some
     servers leave out adapters. Where the policy is sure of most tokens, these lie within the
-    tolerance, too; so the server's must not be less than half as far from one of them.
-
-    Args:
-        server: `[S]`, of the server.
-        trainer: `[S]`, of the trainer, by the same weights at the temperature of sampling.
-        others: `[S]` by name, of the trainer in other ways that a server may take.
-
-    Returns:
-        The mean distance between the two.
+    tolerance, too; so the server's must not be less than half as far from one of the `others`,
+    which are of the trainer in such ways.
     """
     distance = _distance(server, trainer)
     wrong = {name: _distance(server, values) for name, values in others.items()}

@@ -1,8 +1,6 @@
 """Embeddings of texts: one tower over rows of tokens, and a table of one row per DISTINCT text.
 
-Rows are packed into blocks and embedded in groups of two static sizes, so nothing recompiles. The
-table is shared by all documents; memory grows with (distinct texts × embedding width), never with
-tokens.
+Rows are packed into blocks and embedded in groups of two static sizes, so nothing recompiles.
 """
 
 from __future__ import annotations
@@ -41,10 +39,7 @@ def make_embed(
     """Makes the jitted `(params, tokens [N, L], lengths [N]) → [N, D]` of one tower.
 
     Rows are split over the mesh's batch axes; N must be a multiple of the number of devices.
-
-    Args:
-        shardings: where the parameters live (two towers stacked on axis 0).
-        tower: index of the tower; None: the parameters are those of one tower.
+    `tower` is the index of one of two stacked on axis 0; None: the parameters are those of one.
     """
     encoder, rows = encoder.on(mesh), NamedSharding(mesh, PartitionSpec(BATCH_AXES))
 
@@ -83,16 +78,12 @@ _SIZES, _SHORT_SIZES = 2, 3  # of blocks: a single question should not fill a la
 
 
 class MeshTower:
-    """One tower, as `retrieval.towers.RowEncoder`.
-
-    Rows are packed into blocks and split over the mesh. Of rows whose lengths are not known before,
-    a few come at a time; there is a program for short ones and one for all others. Each program is
-    compiled at its first call and never again.
+    """One tower, as `retrieval.towers.RowEncoder`; `number` is as the `tower` of `make_embed`.
 
     Args:
-        number: the tower's index on that axis; None: there is one tower.
         row_tokens: length of the longest row, special tokens counted.
         blocks: for all rows, of which many may come at a time; None: nothing is known of the rows.
+            A few come at a time, and there is a program for short ones and one for all others.
     """
 
     def __init__(

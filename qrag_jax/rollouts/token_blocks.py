@@ -127,8 +127,6 @@ def token_blocks(
 ) -> list[TokenBlocks]:
     """All rows of each batch that have a sampled token; as many blocks of each, on every device.
 
-    Raises ValueError if a row begins with a sampled token, or if the shape has no room for it.
-
     Args:
         whole: a group, of as many neighbouring episodes as the shape has members, is one of the
             block's groups, its rows in their order: for losses that are not of single rows. All its

@@ -40,7 +40,7 @@ from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import query_evaluation
 from qrag_jax.feedback.pairs import check_found, check_pairs, report_of
 from qrag_jax.learners.state import TrainState
-from qrag_jax.learners.token_update import (
+from qrag_jax.learners.token_policy import (
     episode_shardings,
     pair_episodes,
     row_log_probs,

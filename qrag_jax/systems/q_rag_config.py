@@ -188,15 +188,12 @@ class QRagConfig(SystemConfig):
     @property
     def rollout(self) -> RolloutConfig:
         """How episodes are played; rewards but those of facts end none, or see `feedback.llm`."""
+        goes_on = self.env.never_terminate or self.reward.name != GROUND_TRUTH
         return RolloutConfig(
-            max_steps=self.env.max_steps,
-            never_terminate=self.env.never_terminate or self.reward.name != GROUND_TRUTH,
-            sort_by_index=self.env.sort_by_index,
+            **vars(self.env) | {"never_terminate": goes_on},
             max_chunk_tokens=self.data.max_chunk_tokens,
             max_chunk_tokens_in_state=self.data.max_chunk_tokens_in_state,
             top_k_actions=self.policy.top_k_actions,
-            positions=self.env.positions,
-            stop_action=self.env.stop_action,
         )
 
     @property

@@ -28,8 +28,12 @@ from qrag_jax.learners import placement
 from qrag_jax.learners.config import NONE, TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts, TrainState
-from qrag_jax.learners.token_policy import TokenPolicy
-from qrag_jax.learners.token_update import episode_shardings, make_token_update, token_episodes
+from qrag_jax.learners.token_policy import (
+    TokenPolicy,
+    episode_shardings,
+    make_token_update,
+    token_episodes,
+)
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.compute.lora import merge

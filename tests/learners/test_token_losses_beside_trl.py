@@ -35,7 +35,7 @@ import pytest
 
 from qrag_jax.learners.config import PreferenceConfig, SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.state import Critic
-from qrag_jax.learners.token_update import pair_episodes, row_log_probs, token_episodes
+from qrag_jax.learners.token_policy import pair_episodes, row_log_probs, token_episodes
 from qrag_jax.rollouts.token_blocks import choose_shape
 from qrag_jax.rollouts.trajectories import MASKED, TokenTrajectory, token_batch
 from tests.rollouts.token_setup import CUT_OFF, PAIRS, made_pairs

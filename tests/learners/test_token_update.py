@@ -13,7 +13,7 @@ import pytest
 
 from qrag_jax.learners.config import LOSS, NONE, REWARD, TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.state import Critic
-from qrag_jax.learners.token_update import row_log_probs
+from qrag_jax.learners.token_policy import row_log_probs
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.rollouts.trajectories import TokenBatch
 from tests.learners import updates

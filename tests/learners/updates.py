@@ -24,8 +24,12 @@ from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
-from qrag_jax.learners.token_policy import TokenPolicy
-from qrag_jax.learners.token_update import make_token_update, pair_episodes, token_episodes
+from qrag_jax.learners.token_policy import (
+    TokenPolicy,
+    make_token_update,
+    pair_episodes,
+    token_episodes,
+)
 from qrag_jax.learners.two_towers import FusedGradient, ScoredGradient, TwoTowers, make_update
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.heads.embedding import Params

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import queue
+import socket
 import sys
 import threading
 import time
@@ -18,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 TASKS = 6
-LOCK = threading.Lock()
+LINK, LOCK = socket.socket(fileno=int(sys.argv[-1])).makefile("rw"), threading.Lock()
 
 
 def say(op: str, **fields: Any) -> None:
     with LOCK:
-        print(json.dumps({"op": op, **fields}), flush=True)
+        LINK.write(json.dumps({"op": op, **fields}) + "\n")
+        LINK.flush()
 
 
 NUMBERS, ANSWERS = itertools.count(), dict[int, queue.SimpleQueue[dict[str, Any]]]()
@@ -92,7 +94,7 @@ def first_time(mark: str) -> bool:
 
 
 def main() -> None:
-    given = json.loads(sys.stdin.readline())
+    given = json.loads(LINK.readline())
     does = given["arguments"].get("does", "chat")
     if does == "refuse":
         return say("refused", message="the environment cannot be used; name another")
@@ -106,7 +108,7 @@ def main() -> None:
         digest=str(time.time()) if does == "changes" else "same",
         code=hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
     )
-    for line in sys.stdin:
+    for line in LINK:
         message = json.loads(line)
         if message["op"] == "play":
             threading.Thread(target=play, args=(given, message), daemon=True).start()

@@ -10,10 +10,9 @@ import jax
 import numpy as np
 import optax
 
-from qrag_jax.learners.policy import PerAction
 from qrag_jax.learners.state import Parts
-from qrag_jax.learners.token_policy import TokenPolicy
-from qrag_jax.learners.token_update import TokenEpisodes, grpo_tokens
+from qrag_jax.learners.token_policy import TokenEpisodes, TokenPolicy, grpo_tokens
+from qrag_jax.learners.update import PerAction
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.first_language_model import load_language_model
 from qrag_jax.models.pretrained import LoadedLanguageModel
