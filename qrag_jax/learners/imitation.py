@@ -4,7 +4,7 @@ The states of a question are the question alone, the question with supporting fa
 and, as an option, what the towers' own greedy search reaches (DAgger, Ross et al., arXiv
 1011.0686). Q / temperature are the logits of a softmax over all passages not taken yet. The loss
 depends on the towers only through embeddings, so its gradient is pulled back through them in
-blocks, as that of `learners.pqn`, by the same step (`learners.two_towers.make_step`).
+blocks, as that of PQN, by the same update (`learners.two_towers.make_update`).
 """
 
 from __future__ import annotations

@@ -54,15 +54,12 @@ class ScoredEpisodes(NamedTuple):
 
 
 class Experience(Protocol):
-    """What the training loop learns from."""
+    """What the training loop learns from; the kinds of it inherit the defaults."""
 
-    @property
-    def waited(self) -> dict[str, float]:
-        """Seconds so far in which the device may have been idle, by cause."""
-
-    @property
-    def samples(self) -> np.ndarray:
-        """`[b, 2]` on this host, number and epoch of each sample of the last `next`."""
+    # Seconds so far in which the device may have been idle, by cause
+    waited: dict[str, float]
+    # `[b, 2]` on this host, number and epoch of each sample of the last `next`
+    samples: np.ndarray = np.zeros((0, 2), np.int32)
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
         """What the step from `number` to `number` + 1 learns from.
@@ -70,6 +67,7 @@ class Experience(Protocol):
         The device may still be computing `state`. Raises `FeedbackLost` if the language model gives
         no more rewards, on any host.
         """
+        ...
 
     def prepare(self, state: Any) -> None:
         """Does the host's work for the next step while the device computes `state`."""
@@ -79,16 +77,17 @@ class Experience(Protocol):
 
         That is the position after the batches learned from, and the episodes played since.
         """
+        ...
 
     def counts(self) -> dict[str, float]:
         """Further metrics, counted since this start of the run."""
+        return {}
 
 
-class Batches:
+class Batches(Experience):
     """The batches of an iterator; the update plays and scores them."""
 
     def __init__(self, mesh: Mesh, batches: Any) -> None:
-        self.samples = np.zeros((0, 2), np.int32)
         self.waited = {"input": 0.0}
         self._mesh, self._batches = mesh, batches
         self._used: Any = batches.get_state()
@@ -105,9 +104,6 @@ class Batches:
 
     def position(self) -> tuple[Any, list[Any]]:
         return self._used, []  # a resumed run fetches a prefetched batch again
-
-    def counts(self) -> dict[str, float]:
-        return {}
 
     def fetch(self, state: Any = None) -> tuple[EpisodeBatch, np.ndarray, Any]:
         """The next batch, on the mesh; `samples` of it; the iterator's position after it."""
@@ -134,7 +130,7 @@ class _InFlight:
     asked: Asked | None = None  # the request for its rewards; None: not sent yet
 
 
-class Deferred:
+class Deferred(Experience):
     """Batches that are played K updates before they are learned from.
 
     Args:
@@ -157,8 +153,8 @@ class Deferred:
         steps: int,
         pending: Sequence[Any] = (),
     ) -> None:
-        self.samples = np.zeros((0, 2), np.int32)
-        self._waited = 0.0
+        self.waited = batches.waited
+        self.waited["feedback"] = 0.0
         self._mesh, self._play, self._batches, self._rewards = mesh, play, batches, rewards
         self._all, self._staleness, self._steps = samples, staleness, steps
         self._used, _ = batches.position()
@@ -172,10 +168,6 @@ class Deferred:
             self._queue.append(_InFlight(batch, here, behind, played))
         self._ask()
 
-    @property
-    def waited(self) -> dict[str, float]:
-        return self._batches.waited | {"feedback": self._waited}
-
     def next(self, state: Any, number: int, stop: StopSignal) -> ScoredEpisodes:
         stop.check()
         while (ahead := len(self._queue)) <= self._staleness and number + ahead < self._steps:
@@ -187,7 +179,7 @@ class Deferred:
         assert oldest.asked is not None
         asked, before = oldest.asked, time.monotonic()
         rewards = hosts.all_or_none(lambda: self._rewards.wait(asked, stop))
-        self._waited += time.monotonic() - before
+        self.waited["feedback"] += time.monotonic() - before
         shape = len(rewards), oldest.played.actions.shape[1]
         score, scored = np.zeros(shape, np.float32), np.zeros(shape, bool)
         for row, episode in enumerate(rewards):
@@ -229,7 +221,7 @@ class Deferred:
                 entry.asked = self._rewards.begin(samples, taken)
 
 
-class Staged:
+class Staged(Experience):
     """One experience after another.
 
     Args:
@@ -246,22 +238,18 @@ class Staged:
         self._later = deque(stages[current + 1 :])
         # The progress of a run that stands between two stages is that of the one before.
         self._now = make(step > first or first == 0)
-        self._waited: dict[str, float] = {}
-
-    @property
-    def waited(self) -> dict[str, float]:
-        now = self._now.waited
-        return self._waited | {name: now[name] + self._waited.get(name, 0.0) for name in now}
-
-    @property
-    def samples(self) -> np.ndarray:
-        return self._now.samples
+        self.waited = self._now.waited
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
         if self._later and self._later[0][0] == number:
-            self._waited, (_, make) = self.waited, self._later.popleft()
+            _, make = self._later.popleft()
             self._now = make(False)
-        return self._now.next(state, number, stop)
+            before, self.waited = self.waited, self._now.waited
+            for name, seconds in before.items():
+                self.waited[name] = self.waited.get(name, 0.0) + seconds
+        found = self._now.next(state, number, stop)
+        self.samples = self._now.samples
+        return found
 
     def prepare(self, state: Any) -> None:
         self._now.prepare(state)
@@ -333,7 +321,7 @@ class Playing:
     steps: int  # optimizer steps of the whole run; no batch is played for later ones
 
 
-class AgentExperience:
+class AgentExperience(Experience):
     """Batches of episodes that the host plays.
 
     Args:
@@ -352,7 +340,6 @@ class AgentExperience:
         *,
         pending: Sequence[Any] = (),
     ) -> None:
-        self.samples = np.zeros((0, 2), np.int32)
         self.waited = {"play": 0.0}
         self._order, self._playing, self._counts = order, playing, counts
         self._batches = batches
@@ -371,9 +358,6 @@ class AgentExperience:
         self._batches += 1
         self.samples = np.stack([numbers, epochs], axis=1)
         return self._playing.batch(episodes, number)
-
-    def prepare(self, state: Any) -> None:
-        """There is nothing to prepare."""
 
     def position(self) -> tuple[Any, list[Any]]:
         """See `Experience`; it waits for the batches in flight. Stopped ones are left out."""

@@ -259,19 +259,14 @@ def hop_batch(
 
 def saved(episode: Rewarded) -> dict[str, Any]:
     """What was done in an episode and its rewards, as JSON."""
-    return {
-        "searches": [
-            {
-                "row": each.row.tolist(),
-                "pool": each.pool.tolist(),
-                "actions": each.actions.tolist(),
-                "log_prob": each.log_prob,
-            }
-            for each in episode.searches
-        ],
-        "episode": None if episode.episode is None else [*map(float, episode.episode)],
-        "hops": [[*map(float, rewards)] for rewards in episode.hops],
-    }
+    searches = [
+        {name: getattr(each, name).tolist() for name in ("row", "pool", "actions")}
+        | {"log_prob": each.log_prob}
+        for each in episode.searches
+    ]
+    whole = None if episode.episode is None else [*map(float, episode.episode)]
+    hops = [[*map(float, rewards)] for rewards in episode.hops]
+    return {"searches": searches, "episode": whole, "hops": hops}
 
 
 def restored(kept: Mapping[str, Any], vectors: Callable[[np.ndarray], np.ndarray]) -> Rewarded:

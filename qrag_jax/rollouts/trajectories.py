@@ -97,28 +97,20 @@ class Turn:
     finish: str  # "stop", or "length" if it was cut off
     version: str = ""  # of the weights that sampled it; "" where there is one version only
 
-
-Segment = tuple[Turn, ...]
-
-
-def segments_to_json(segments: Sequence[Segment]) -> list[Any]:
-    """Segments as JSON values; `segments_from_json` reads them, to the last bit."""
-
-    def written(turn: Turn) -> dict[str, Any]:
-        fields = {each.name: getattr(turn, each.name) for each in dataclasses.fields(turn)}
+    def to_json(self) -> dict[str, Any]:
+        """The turn as JSON values; `from_json` reads it, to the last bit."""
         # A float32 is exact as a float64.
-        return {n: v.tolist() if isinstance(v, np.ndarray) else v for n, v in fields.items()}
+        arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
+        return arrays | {"finish": self.finish, "version": self.version}
 
-    return [[written(turn) for turn in segment] for segment in segments]
+    @classmethod
+    def from_json(cls, saved: Mapping[str, Any]) -> Turn:
+        arrays = {name: np.array(saved[name], kind) for name, kind in _ARRAYS.items()}
+        return cls(**{**saved, **arrays})
 
 
-def segments_from_json(saved: Sequence[Any]) -> tuple[Segment, ...]:
-    kinds = {"observed": np.int32, "sampled": np.int32, "log_probs": np.float32}
-
-    def read(turn: Mapping[str, Any]) -> Turn:
-        return Turn(**{**turn, **{n: np.array(turn[n], kind) for n, kind in kinds.items()}})
-
-    return tuple(tuple(map(read, segment)) for segment in saved)
+_ARRAYS: dict[str, type] = {"observed": np.int32, "sampled": np.int32, "log_probs": np.float32}
+Segment = tuple[Turn, ...]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -144,11 +136,14 @@ class TokenTrajectory:
     def to_json(self) -> dict[str, Any]:
         """The trajectory as JSON values; `from_json` reads it, to the last bit."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return fields | {"segments": segments_to_json(self.segments)}
+        return fields | {
+            "segments": [[turn.to_json() for turn in segment] for segment in self.segments]
+        }
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> TokenTrajectory:
-        return cls(**{**saved, "segments": segments_from_json(saved["segments"])})
+        segments = tuple(tuple(map(Turn.from_json, segment)) for segment in saved["segments"])
+        return cls(**{**saved, "segments": segments})
 
 
 class TokenBatch(NamedTuple):

@@ -371,7 +371,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         return "a lower learning_rate of the stage (config.script, sft or preference), or "
 
 
-class LessonExperience:
+class LessonExperience(Experience):
     """See `rollouts.experience.Experience`.
 
     Tries of an iteration are made when its first step is due. They and the log-probabilities of the
@@ -380,7 +380,6 @@ class LessonExperience:
 
     def __init__(self, system: Leret, batches: int = 0) -> None:
         self.waited = {"play": 0.0}
-        self.samples = np.zeros((0, 2), np.int32)
         self._system, self._batches = system, batches
         # The stage that learns from tries, what its iteration gave, one shape for all its batches,
         # so that one program is compiled, and of pairs the log-probabilities by its first weights
@@ -402,9 +401,6 @@ class LessonExperience:
         self.waited["play"] += time.monotonic() - before
         self._batches += 1
         return batch
-
-    def prepare(self, state: Any) -> None:
-        """There is nothing to prepare."""
 
     def position(self) -> tuple[Any, list[Any]]:
         return self._batches, []
