@@ -21,13 +21,13 @@ from ml_collections import ConfigDict
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.learners import placement
+from qrag_jax.learners.placement import encoder_key
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import begin, refuse_other
 from qrag_jax.metrics.rows import REWARDS, RewardRow
 from qrag_jax.metrics.summaries import judged, reward_lines, reward_row
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import run_flags

@@ -1,7 +1,10 @@
-"""Where parameters live on the mesh, and how they get there."""
+"""Where parameters live on the mesh, how they get there, and a digest that tells them apart."""
 
 from __future__ import annotations
 
+import hashlib
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -81,3 +84,13 @@ def _read(leaf: StoredLeaf, sharding: NamedSharding) -> jax.Array:
             parts = {str(index): leaf.read(index or ())}
         arrays.append(jax.device_put(parts[str(index)], device).block_until_ready())
     return jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays)
+
+
+def encoder_key(params: Any, settings: Mapping[str, Any]) -> str:
+    """A digest of the parameters and of all other settings that an embedding depends on."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:32]

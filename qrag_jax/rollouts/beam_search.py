@@ -6,6 +6,7 @@ the best of W × C actions. The Q-values are the learned ones (Q-RAG, arXiv 2511
 
 from __future__ import annotations
 
+import pathlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -22,7 +23,6 @@ from qrag_jax.retrieval.paths import Choices, Path, best_paths
 from qrag_jax.retrieval.towers import Towers
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.rollouts.text_table import TextTable, padded_rows
-from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.retriever_config import Search
 
 CHUNKS_AT_ONCE = 65_536  # in all documents played side by side, at most
@@ -39,7 +39,7 @@ class BeamSearch:
         config: Search,
         *,
         batch_size: int,
-        store: EmbeddingFiles | None = None,
+        store: pathlib.Path | None = None,
     ) -> None:
         self._towers, self._rollout, self._config = towers, rollout, config
         self._batch_size, self._devices = batch_size, mesh.size

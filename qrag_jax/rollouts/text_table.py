@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import io
 import itertools
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -23,12 +25,13 @@ from qrag_jax.models.compute.ragged import TokenRows, embed_rows
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.retrieval.towers import Rows
 from qrag_jax.rollouts.block_shapes import blocks_of
-from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.mesh import BATCH_AXES, replicate
 from qrag_jax.runtime.platform import Platform, compiler_options
+from qrag_jax.runtime.whole_files import write_whole, writing
 
 GROUP, SMALL_GROUP = 8192, 512  # rows embedded by one call; the small size if it is enough
 DIGEST = 16  # bytes of a text's digest
+_WHAT = "folder for embeddings"
 
 Embed = Callable[[Params, np.ndarray, np.ndarray], jax.Array]
 
@@ -148,26 +151,28 @@ class TextTable:
 
     Args:
         embed: texts → float32 `[texts, D]`.
-        store: keeps embeddings between processes; None: nothing is kept.
+        folder: keeps embeddings between processes, those of one `embed` and of its parameters;
+            None: nothing is kept.
     """
 
     def __init__(
-        self,
-        mesh: Mesh,
-        embed: Callable[[Sequence[str]], np.ndarray],
-        store: EmbeddingFiles | None = None,
+        self, mesh: Mesh, embed: Callable[[Sequence[str]], np.ndarray], folder: Path | None = None
     ) -> None:
         self.embedded = 0  # texts that were embedded here
         self.seconds = 0.0  # that it took
-        self._mesh, self._embed, self._store = mesh, embed, store
+        self._mesh, self._embed, self._folder = mesh, embed, folder
         self._row_of: dict[bytes, int] = {}  # by digest: the texts themselves would take memory
-        self._rows = 0  # two files of a store may have the same text, which then has two
+        self._rows = 0  # two files may have the same text, which then has two
         self._table: jax.Array | None = None  # None: it has no rows yet
         everywhere = NamedSharding(mesh, PartitionSpec())
         self._put = jax.jit(_put, donate_argnums=0, out_shardings=everywhere)
         self._double = jax.jit(_double, out_shardings=everywhere)
-        for digests, embeddings in store.load() if store else ():
-            self._append(digests, embeddings)
+        if folder is not None:
+            with writing(folder, _WHAT):
+                folder.mkdir(parents=True, exist_ok=True)
+            for path in sorted(folder.glob("*.npz")):
+                with np.load(path) as kept:
+                    self._append([row.tobytes() for row in kept["digests"]], kept["embeddings"])
 
     def __len__(self) -> int:
         return self._rows
@@ -196,8 +201,14 @@ class TextTable:
         digests, embeddings = list(texts), self._embed(list(texts.values()))
         self._append(digests, embeddings)
         self.embedded += len(texts)
-        if self._store:
-            self._store.add(digests, embeddings)
+        if self._folder is not None:
+            # Writes are atomic, and files have different names: processes may add some together.
+            together, data = b"".join(digests), io.BytesIO()
+            of_texts = np.frombuffer(together, np.uint8).reshape(-1, DIGEST)
+            np.savez(data, digests=of_texts, embeddings=embeddings)
+            name = f"{hashlib.blake2b(together, digest_size=DIGEST).hexdigest()}.npz"
+            with writing(self._folder, _WHAT):
+                write_whole(self._folder / name, data.getvalue())
 
     def _append(self, digests: Sequence[bytes], embeddings: np.ndarray) -> None:
         count, first = len(digests), self._rows

@@ -18,10 +18,10 @@ from ml_collections import ConfigDict
 from qrag_jax.evaluators.agents import agent_row
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.learners import placement
+from qrag_jax.learners.placement import encoder_key
 from qrag_jax.metrics.bootstrap import named, paired_interval, score_table
 from qrag_jax.metrics.rows import AGENTS, AgentRow
 from qrag_jax.metrics.summaries import agent_summary, pass_at
-from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems import scoring
 from qrag_jax.systems.harr import Harr, load_inputs, open_models

@@ -28,6 +28,7 @@ from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import episodes
 from qrag_jax.feedback.facts import GROUND_TRUTH, fact_feedback
+from qrag_jax.learners.placement import encoder_key
 from qrag_jax.metrics import facts
 from qrag_jax.metrics.bootstrap import columns_text
 from qrag_jax.metrics.rows import RETRIEVALS, Row, log_name
@@ -38,7 +39,6 @@ from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import CHUNK, Actor, check_fit
 from qrag_jax.runtime.aot import PeakMemory
-from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.plots import plot_lengths
@@ -230,8 +230,7 @@ def beam_search(
             "opening": list(encoder.chunk_opening),
             "precision": list(map(str, encoder.module.precision)),
         }
-        folder = embeddings / encoder_key(encoder.tower(params, CHUNK), made_by)
-        store = EmbeddingFiles(folder)
+        store = embeddings / encoder_key(encoder.tower(params, CHUNK), made_by)
     form = RowForm(
         encoder.state_opening,
         encoder.chunk_opening,

@@ -27,6 +27,7 @@ from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.learners import placement
+from qrag_jax.learners.placement import encoder_key
 from qrag_jax.metrics.facts import FULL_BUDGET, table
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.compute.lora import Adapted, merge
@@ -43,7 +44,6 @@ from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import retriever_config as retriever_file
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import RetrieverConfig

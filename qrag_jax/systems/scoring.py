@@ -25,10 +25,10 @@ from tqdm import tqdm
 
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.learners import placement
+from qrag_jax.learners.placement import encoder_key
 from qrag_jax.metrics.row_log import RowLog, begin
 from qrag_jax.models import first_language_model
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.embedding_files import encoder_key
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields

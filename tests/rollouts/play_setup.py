@@ -30,7 +30,6 @@ from qrag_jax.retrieval.towers import RowForm
 from qrag_jax.retrieval.towers import Towers as TextTowers
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig, Trajectory, rollout
 from qrag_jax.rollouts.text_table import MeshTower, TextTable
-from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from qrag_jax.runtime.retriever_config import Search
 from tests.devices import mesh_of
 from tests.episodes_maker import random_episodes, tiny_encoder, towers
@@ -183,9 +182,9 @@ def towers_of(seed: int = 0) -> TextTowers:
     )
 
 
-def table(store: EmbeddingFiles | None = None) -> TextTable:
+def table(folder: Path | None = None) -> TextTable:
     """A table of texts on one device."""
-    return TextTable(mesh_of(), towers_of().chunks, store)
+    return TextTable(mesh_of(), towers_of().chunks, folder)
 
 
 def text(rng: np.random.Generator, least: int = 0) -> str:

@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from qrag_jax.errors import InputError
 from qrag_jax.rollouts import text_table
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.text_table import TextTable
-from qrag_jax.runtime.embedding_files import EmbeddingFiles
 from tests import reference
 from tests.devices import mesh_of
+from tests.disks import read_only
 from tests.rollouts.play_setup import POSITIONS, ROW_TOKENS, loaded, params, shardings, table, text
 
 
@@ -61,18 +62,22 @@ def test_rows_are_the_towers_embeddings_and_stay_where_they_are() -> None:
 
 def test_embeddings_that_two_processes_have_kept_are_read(tmp_path: Path) -> None:
     wanted = texts(40)
-    both = [table(EmbeddingFiles(tmp_path)) for _ in range(2)]
+    both = [table(tmp_path) for _ in range(2)]
     for each, part in zip(both, (wanted[:30], wanted[20:]), strict=True):
         each.rows_of(part)
     values = embeddings(both[0], wanted)
-    second = table(EmbeddingFiles(tmp_path))
+    second = table(tmp_path)
     np.testing.assert_allclose(embeddings(second, wanted), values, atol=1e-6)
     assert second.embedded == 0
     embeddings(second, [*wanted, "one more"])
     assert second.embedded == 1
-    again = table(EmbeddingFiles(tmp_path))
+    again = table(tmp_path)
     assert again.rows_of([*wanted, "one more"]).shape == (41,)
     assert again.embedded == 0
+    with read_only(tmp_path):
+        np.testing.assert_allclose(embeddings(table(tmp_path), wanted), values, atol=1e-6)
+        with pytest.raises(InputError, match=str(tmp_path)):
+            table(tmp_path).rows_of(["not kept"])
 
 
 def test_rows_of_all_lengths_are_as_without_packing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,11 +22,10 @@ from safetensors.numpy import save_file
 
 from qrag_jax.data.records import read_text
 from qrag_jax.errors import InputError
+from qrag_jax.learners.placement import encoder_key
 from qrag_jax.metrics.rows import RETRIEVALS
 from qrag_jax.runtime import whole_files
-from qrag_jax.runtime.embedding_files import EmbeddingFiles, encoder_key
 from qrag_jax.runtime.whole_files import check_links
-from tests.disks import read_only
 from tests.entry_points import ROOT
 
 MIB = 2**20
@@ -182,27 +181,6 @@ def test_weights_of_a_killed_process_are_deleted_and_no_others(tmp_path: Path) -
         assert {*memory.iterdir()} == {living, memory / "qrag-weights-not-ours"}
         assert living.stat().st_mode & 0o777 == 0o700
     assert not living.exists()
-
-
-# ---------------------------------------------------------------------- vectors that are kept
-
-
-def test_kept_vectors_are_read_where_the_folder_cannot_be_written(tmp_path: Path) -> None:
-    rng, kept = np.random.default_rng(0), dict[bytes, list[float]]()
-    files = EmbeddingFiles(tmp_path)
-    for count in (5, 7):
-        digests = [rng.bytes(16) for _ in range(count)]
-        rows = rng.standard_normal((count, 4)).astype(np.float32)
-        files.add(digests, rows)
-        kept |= dict(zip(digests, rows.tolist(), strict=True))
-    with read_only(tmp_path):
-        found = [pair for ds, rs in files.load() for pair in zip(ds, rs.tolist(), strict=True)]
-        assert dict(found) == kept
-        with pytest.raises(InputError, match=str(tmp_path)):
-            files.add(digests, rows)
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=str(tmp_path / "file")):
-        EmbeddingFiles(tmp_path / "file" / "key")
 
 
 def test_encoder_key_differs_between_encoders() -> None:
