@@ -125,6 +125,7 @@ class Asking(SearchingAgent):
     """
 
     SLOTS: ClassVar[tuple[tuple[str, ...], tuple[str, ...]]]  # of the first two prompts
+    EXTRA: ClassVar[Mapping[str, Any]] = {}  # further fields of the requests for a step
     planner: Prompt  # asks for a step
     final: Prompt  # asks for the answer at the limit
     reader: Prompt  # asks what passages say
@@ -179,7 +180,7 @@ class Asking(SearchingAgent):
         """What the model's reply asks for; if it is wrong, the model is corrected once."""
         reads = reads_by(partial(self._read, trail))
         for _ in range(2):
-            answer = yield from trail.ask(self._request(talk, reads))
+            answer = yield from trail.ask(self.generation.request(talk, reads, **self.EXTRA))
             found = self._read(trail, answer)
             if isinstance(found, Move):
                 return found
@@ -192,9 +193,6 @@ class Asking(SearchingAgent):
         """What the planner reads after a hop: all steps so far."""
         return self._asks(self.planner, task.question, trail.hops)
 
-    def _request(self, talk: Messages, reads: Callable[[Answer], str]) -> ChatRequest:
-        return self.generation.request(talk, reads)
-
     def _read(self, trail: Trail, answer: Answer) -> Move | Failure:
         """What a reply asks for, or what is wrong with it, which the model reads."""
         raise NotImplementedError
@@ -202,13 +200,11 @@ class Asking(SearchingAgent):
 
 class ReAct(Asking):
     SLOTS = ("question", "max_hops"), ("question", "searches")
+    EXTRA: ClassVar[Mapping[str, Any]] = {"stop": [*STOP]}
 
     def _next(self, task: Task, trail: Trail, talk: Messages, move: Move, hop: Hop) -> Messages:
         line = f"{hop.status}: {hop.answer}".rstrip()
         return (*talk, ("assistant", harmless(move.said)), ("user", harmless(line)))
-
-    def _request(self, talk: Messages, reads: Callable[[Answer], str]) -> ChatRequest:
-        return self.generation.request(talk, reads, stop=[*STOP])
 
     def _read(self, trail: Trail, answer: Answer) -> Move | Failure:
         said = self.generation.said(answer)

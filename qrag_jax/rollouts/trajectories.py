@@ -100,7 +100,7 @@ class Turn:
     def to_json(self) -> dict[str, Any]:
         """The turn as JSON values; `from_json` reads it, to the last bit."""
         # A float32 is exact as a float64.
-        arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
+        arrays: dict[str, Any] = {name: getattr(self, name).tolist() for name in _ARRAYS}
         return arrays | {"finish": self.finish, "version": self.version}
 
     @classmethod

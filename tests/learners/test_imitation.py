@@ -16,8 +16,7 @@ import pytest
 from qrag_jax.data.episodes import NO_FACT, EpisodeBatch
 from qrag_jax.environments.chunks import NOT_TAKEN, with_stop
 from qrag_jax.learners.config import ImitateConfig
-from qrag_jax.learners.imitation import ImitationGradient
-from qrag_jax.learners.two_towers import Towers
+from qrag_jax.learners.two_towers import ImitationGradient, Towers
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Draws, RolloutConfig
 from tests import reference
 from tests.episodes_maker import random_episodes, towers

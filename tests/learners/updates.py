@@ -20,7 +20,6 @@ from jax.sharding import Mesh
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.learners import config as configs
 from qrag_jax.learners import placement
-from qrag_jax.learners.imitation import ImitationGradient
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
@@ -30,7 +29,13 @@ from qrag_jax.learners.token_policy import (
     pair_episodes,
     token_episodes,
 )
-from qrag_jax.learners.two_towers import FusedGradient, ScoredGradient, TwoTowers, make_update
+from qrag_jax.learners.two_towers import (
+    FusedGradient,
+    ImitationGradient,
+    ScoredGradient,
+    TwoTowers,
+    make_update,
+)
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.trunks.families import BertConfig, Qwen3Config

@@ -19,13 +19,12 @@ from pathlib import Path
 from typing import Any
 
 TASKS = 6
-LINK, LOCK = socket.socket(fileno=int(sys.argv[-1])).makefile("rw"), threading.Lock()
+LINK, LOCK = socket.socket(fileno=int(sys.argv[-1])), threading.Lock()
 
 
 def say(op: str, **fields: Any) -> None:
     with LOCK:
-        LINK.write(json.dumps({"op": op, **fields}) + "\n")
-        LINK.flush()
+        LINK.sendall(f"{json.dumps({'op': op, **fields})}\n".encode())
 
 
 NUMBERS, ANSWERS = itertools.count(), dict[int, queue.SimpleQueue[dict[str, Any]]]()
@@ -94,7 +93,8 @@ def first_time(mark: str) -> bool:
 
 
 def main() -> None:
-    given = json.loads(LINK.readline())
+    lines = LINK.makefile("r", encoding="utf-8")
+    given = json.loads(lines.readline())
     does = given["arguments"].get("does", "chat")
     if does == "refuse":
         return say("refused", message="the environment cannot be used; name another")
@@ -108,7 +108,7 @@ def main() -> None:
         digest=str(time.time()) if does == "changes" else "same",
         code=hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
     )
-    for line in LINK:
+    for line in lines:
         message = json.loads(line)
         if message["op"] == "play":
             threading.Thread(target=play, args=(given, message), daemon=True).start()
