@@ -5,17 +5,11 @@ import sys
 import types
 from pathlib import Path
 
-_NAME = "qrag_verifiers_side"  # no package that an environment brings is called so
-
-
-def _start() -> int:
+if __name__ == "__main__":
     here = Path(__file__).resolve().parent
     # This folder's modules have common names; an environment's own imports must not find them.
     sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != here]
-    sys.modules[_NAME] = package = types.ModuleType(_NAME)
+    # No package that an environment brings is called so.
+    sys.modules["qrag_verifiers_side"] = package = types.ModuleType("qrag_verifiers_side")
     package.__path__ = [str(here)]
-    return importlib.import_module(f"{_NAME}.program").main()
-
-
-if __name__ == "__main__":
-    sys.exit(_start())
+    sys.exit(importlib.import_module("qrag_verifiers_side.program").main())
