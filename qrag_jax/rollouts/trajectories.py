@@ -100,12 +100,14 @@ class Turn:
     def to_json(self) -> dict[str, Any]:
         """The turn as JSON values; `from_json` reads it, to the last bit."""
         # A float32 is exact as a float64.
-        arrays: dict[str, Any] = {name: getattr(self, name).tolist() for name in _ARRAYS}
+        arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
         return arrays | {"finish": self.finish, "version": self.version}
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> Turn:
-        arrays = {name: np.array(saved[name], kind) for name, kind in _ARRAYS.items()}
+        arrays: dict[str, Any] = {
+            name: np.array(saved[name], kind) for name, kind in _ARRAYS.items()
+        }
         return cls(**{**saved, **arrays})
 
 
