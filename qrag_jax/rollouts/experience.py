@@ -71,6 +71,7 @@ class Experience(Protocol):
 
     def prepare(self, state: Any) -> None:
         """Does the host's work for the next step while the device computes `state`."""
+        return
 
     def position(self) -> tuple[Any, list[Any]]:
         """Where a resumed run goes on, as JSON; all hosts call it together.
