@@ -21,10 +21,11 @@ failure: it is answered and counted.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from qrag_jax.data.sample import Passage
+from qrag_jax.environments.tool_functions import Called
 from qrag_jax.llm import outcomes
 from qrag_jax.llm.outcomes import ChatRequest, CompletionRequest, Failure, Outcome
 from qrag_jax.llm.text.prompts import Messages
@@ -137,8 +138,16 @@ class Open:
     doc_id: str
 
 
-Step = Complete | Retrieve | Speak | Look | Open
-Reply = Outcome | Sequence[Passage] | Said | tuple[Document, ...] | Document | None
+@dataclasses.dataclass(frozen=True, slots=True)
+class Call:
+    """Call a function of the user's. The reply is a `tool_functions.Called`."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+
+Step = Complete | Retrieve | Speak | Look | Open | Call
+Reply = Outcome | Sequence[Passage] | Said | tuple[Document, ...] | Document | Called | None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -150,6 +159,8 @@ class ToolTally:
     malformed: int = 0  # calls that could not be read, or whose arguments are wrong
     unknown_tool: int = 0  # calls of a tool that is not there; they are not among `malformed`
     repeated: int = 0  # searches and openings with the same arguments as one before
+    calls: int = 0  # of the user's functions, but for those that are `malformed`
+    failed_calls: int = 0  # of these, those that raised, took too long or ended the process
     completed: bool = False  # the model said that it is done
     truncated: bool = False  # its last turn was cut off at the limit of its length
 

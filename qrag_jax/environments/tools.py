@@ -14,9 +14,10 @@ from __future__ import annotations
 import dataclasses
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
-from qrag_jax.environments import episode
+from qrag_jax.environments import episode, tool_functions
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
 from qrag_jax.llm.text.tool_calls import (
@@ -32,6 +33,7 @@ from qrag_jax.llm.text.tool_calls import (
 
 RETRIEVE, GET, COMPLETE = TOOLS = ("retrieve_documents", "get_document", "complete")
 NOTHING = "No document was found."
+NO_RESULT = "The result is empty."
 # Tags by which forms and chat templates mark calls and results.
 _MARKS = ("tool_call", "tool_response", "tool")
 
@@ -66,6 +68,8 @@ class ToolAgent:
     # how many a search may ask for; more are not given. Where it is `top_n`, the tool has no such
     # argument.
     most: int = 20
+    # of the user's functions (`tool_functions`), which are described behind `tools`
+    functions: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
         unknown = [name for name in self.tools if name not in TOOLS]
@@ -74,13 +78,22 @@ class ToolAgent:
                 f"config.tools.tools is {', '.join(self.tools) or 'empty'}; name some of "
                 f"{', '.join(TOOLS)}, each once, and {COMPLETE} among them."
             )
+        if taken := [name for name in self._functions if name in TOOLS]:
+            raise InputError(
+                f"{tool_functions.PATH} has a function {taken[0]}, which is the name of a tool of "
+                "the agent's; rename it, or begin its name with _."
+            )
         self.prompt.check("question", optional=("tools",))
 
+    @cached_property
+    def _functions(self) -> frozenset[str]:
+        return frozenset(each["function"]["name"] for each in self.functions)
+
     @property
-    def schemas(self) -> tuple[dict[str, Any], ...]:
+    def schemas(self) -> tuple[Mapping[str, Any], ...]:
         """The tools, as chat templates take them."""
         every = {RETRIEVE: self._retrieve(), GET: _GET, COMPLETE: _COMPLETE}
-        return tuple(every[name] for name in self.tools)
+        return (*(every[name] for name in self.tools), *self.functions)
 
     def opening(self, question: str) -> Messages:
         texts = {"question": question, "tools": describe(self.schemas, self.form)}
@@ -119,6 +132,8 @@ class ToolAgent:
             fields, wrong = _fields(call)
             trail.count(malformed=int(wrong))
             return ToolCall(COMPLETE, fields)
+        if isinstance(call, ToolCall) and call.name in self._functions:
+            return call  # its arguments are checked where the function is called
         known = isinstance(call, Malformed) or call.name in self.tools
         checked = check_call(call, self.schemas) if isinstance(call, ToolCall) else call
         if isinstance(checked, ToolCall) and checked.name == RETRIEVE:
@@ -133,6 +148,14 @@ class ToolAgent:
     def _answer(self, call: ToolCall | Malformed, trail: _Trail) -> episode.Steps[str]:
         if isinstance(call, Malformed):
             return call.message
+        if call.name in self._functions:
+            called = yield from episode.ask(episode.Call(call.name, call.arguments))
+            malformed = called.outcome == tool_functions.MALFORMED
+            failed = called.outcome == tool_functions.FAILED
+            trail.count(
+                malformed=int(malformed), calls=int(not malformed), failed_calls=int(failed)
+            )
+            return harmless(called.text, _MARKS) or NO_RESULT
         if call.name == GET:
             doc_id = call.arguments["doc_id"].strip()
             documents = yield from trail.read(episode.Open(doc_id))

@@ -73,6 +73,8 @@ def episode_columns(
     if "searches" in tally:  # with our own tools
         found["searches"], found["completed"] = float(tally["searches"]), float(tally["completed"])
         found["malformed"] = float(tally["malformed"] + tally["unknown_tool"])
+        found["calls"] = float(tally["calls"])
+        found["failed_calls"] = float(tally["failed_calls"])
     return found | {"sampled_tokens": float(tally["sampled_tokens"])}
 
 

@@ -214,7 +214,8 @@ def reward_lines(rows: Sequence[RewardRow], least_std: float) -> list[str]:
 # hops, the factor of RLVR's rewards (github.com/bdsaglam/rlvr), so that they may be above 1.
 
 SHARES = ("completed", "malformed", "truncated")
-SCORES = (*OF_PARTS, "reward", "weighted_em", "weighted_f1", *SHARES, "turns", "searches")
+_COUNTS = ("turns", "searches", "calls", "failed_calls")
+SCORES = (*OF_PARTS, "reward", "weighted_em", "weighted_f1", *SHARES, *_COUNTS)
 _OF_EPISODES = ("em", "f1", "recall", "precision", "citation", "reward")
 
 Questions = dict[str, list[Prediction]]  # by id, in the order of the file
@@ -287,7 +288,7 @@ def _scored(each: Prediction, reward: float) -> dict[str, float]:
         "weighted_em": parts["em"] * each.hops / 2,
         "weighted_f1": parts["f1"] * each.hops / 2,
         "malformed": float(tally["malformed"] + tally["unknown_tool"] > 0),
-        **{n: float(tally[n]) for n in ("completed", "truncated", "turns", "searches")},
+        **{n: float(tally[n]) for n in ("completed", "truncated", *_COUNTS)},
     }
 
 

@@ -7,17 +7,10 @@ it. A process that was lost is started again, and its episodes are played again.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import hashlib
 import itertools
-import json
-import os
 import queue
-import signal
-import socket
-import subprocess
-import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Generator, Mapping, Sequence
@@ -45,11 +38,10 @@ from qrag_jax.rollouts.trajectories import (
     Turn,
 )
 from qrag_jax.runtime.interrupt import LOOK_EVERY
+from qrag_jax.runtime.line_process import LineProcess, ProcessLost
 from qrag_jax.runtime.run import log
 
 PROGRAM = Path(environments.__file__).parent / "verifiers_side"
-_ENDS_WITHIN = 3.0  # seconds that the process has to end by itself
-_START_LIMIT = 600.0  # seconds: data sets are made and read meanwhile
 _GATHER = 0.03  # seconds in which further requests may join a round
 _GRACE = 20.0  # seconds, beyond those of the environment, before it is taken for lost
 _NUMBERS = itertools.count(1)  # of episodes: a late message has a number of the past
@@ -362,10 +354,6 @@ def segments_of(
 # lines of JSON; `environments.verifiers_side.program` says which.
 
 
-class ProcessLost(Exception):
-    """The process has ended, or does not answer; the message is one sentence."""
-
-
 class About(NamedTuple):
     version: str  # of verifiers
     tasks: int  # how many it has
@@ -374,120 +362,25 @@ class About(NamedTuple):
     code: str  # a digest of its package's Python files
 
 
-class EnvironmentProcess:
-    """Starts the process, and starts it again when it was lost."""
-
+class EnvironmentProcess(LineProcess):
     def __init__(self, python: str, log: Path, fields: Mapping[str, Any]) -> None:
         """`log` takes what it prints; `fields` are those of the message `open`."""
-        self.messages = queue.SimpleQueue[dict[str, Any] | None]()  # None: it has ended
+        super().__init__((python, str(PROGRAM)), log, fields, "the environment")
         self.about: About | None = None  # what the environment says of itself, once started
-        self.starts = 0
-        self._python, self._log, self._fields = python, log, fields
-        self._process: subprocess.Popen[bytes] | None = None
 
-    @property
-    def runs(self) -> bool:
-        return self._process is not None and self._process.poll() is None
-
-    def start(self, check: Callable[[], None]) -> About:
-        """Starts it, unless it runs; waits until its environment is open, or raises ProcessLost.
-
-        `check` is called while this waits; it may raise.
-        """
-        if self.runs and self.about is not None:
-            return self.about
-        self.end()
-        self._begin()
-        self.say("open", **self._fields)
-        ends = time.monotonic() + _START_LIMIT
-        while True:
-            check()
-            try:
-                message = self.messages.get(timeout=LOOK_EVERY)
-            except queue.Empty:
-                if time.monotonic() > ends:
-                    self.end()
-                    raise ProcessLost(
-                        f"the environment was not open after {_START_LIMIT:.0f} s; see {self._log}"
-                    ) from None
-                continue
-            if message is None:
-                raise ProcessLost(f"the environment's process {self.status()}")
-            if message["op"] == "refused":
-                self.end()
-                raise InputError(f"{message['message']}.")
-            if message["op"] == "opened":
-                break
-        found = About(*(message[name] for name in About._fields))
+    def start(self, check: Callable[[], None] = lambda: None) -> About:
+        try:
+            opened = super().start(check)
+        except OSError as error:
+            raise InputError(
+                f"config.env.python, {self.command[0]}, does not run ({error.strerror}); name "
+                "another."
+            ) from None
+        found = About(*(opened[name] for name in About._fields))
         if self.about is not None and found.digest != self.about.digest:
             self.end()
             raise InputError(
-                f"the tasks of {self._fields['id']!r} vary; give a seed in config.env.arguments."
+                f"the tasks of {self.fields['id']!r} vary; give a seed in config.env.arguments."
             )
         self.about = found
         return found
-
-    def say(self, op: str, **fields: Any) -> None:
-        """Sends a message; nothing happens if the process has ended."""
-        if self._process is not None:
-            with contextlib.suppress(OSError):
-                self._link.sendall(f"{json.dumps({'op': op, **fields})}\n".encode())
-
-    def status(self) -> str:
-        status = None
-        if self._process is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                status = self._process.wait(timeout=1.0)
-        how = "does not answer" if status is None else f"has ended with the status {status}"
-        with contextlib.suppress(OSError, IndexError):
-            last = self._log.read_text(errors="replace").strip().splitlines()[-1]
-            how += f" ({last.strip()[:200]})"
-        return f"{how}; see {self._log}"
-
-    def end(self) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        with contextlib.suppress(OSError):
-            self._link.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_ENDS_WITHIN)
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        self._link.close()
-        # Its last words are of no use to the next one.
-        self.messages = queue.SimpleQueue()
-
-    def _begin(self) -> None:
-        self._log.parent.mkdir(parents=True, exist_ok=True)
-        messages = self.messages = queue.SimpleQueue()
-        self._link, theirs = socket.socketpair()
-        with theirs, self._log.open("ab") as log:
-            number = theirs.fileno()
-            files: dict[str, Any] = {"stdin": subprocess.DEVNULL, "stdout": log, "stderr": log}
-            try:
-                # The program's path and nothing of the environment's is in its arguments.
-                self._process = subprocess.Popen(  # noqa: S603
-                    [self._python, str(PROGRAM), str(number)],
-                    pass_fds=[number],
-                    start_new_session=True,
-                    **files,
-                )
-            except OSError as error:
-                self._link.close()
-                raise InputError(
-                    f"config.env.python, {self._python}, does not run ({error.strerror}); name "
-                    "another."
-                ) from None
-        self.starts += 1
-        lines = self._link.makefile(encoding="utf-8")
-
-        def read() -> None:
-            # Half a line is of a process that was killed.
-            with lines, contextlib.suppress(OSError, ValueError):
-                for line in lines:
-                    messages.put(json.loads(line))
-            messages.put(None)
-
-        threading.Thread(target=read, name="environment", daemon=True).start()

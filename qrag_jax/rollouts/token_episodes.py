@@ -26,6 +26,7 @@ from qrag_jax.environments.episode import (
     NO_RETRIEVAL,
     OWN_CODE,
     Agent,
+    Call,
     Closed,
     Complete,
     Document,
@@ -39,6 +40,7 @@ from qrag_jax.environments.episode import (
     Speak,
     ToolTask,
 )
+from qrag_jax.environments.tool_functions import ToolFunctions
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewards import PERMANENT, Checks
 from qrag_jax.llm.outcomes import Failure, Outcome, Request
@@ -130,6 +132,7 @@ class AgentRollout(Schedule):
         attempts: an episode that breaks is played again, so often in all.
         sampler: of the policy's turns; `speech` is between them and text.
         library: what the tools read.
+        functions: of the user, which are tools, too.
         search: the policy's; a search waits for those of other episodes for `GATHER` seconds.
         model: the language model of a server.
     """
@@ -144,11 +147,12 @@ class AgentRollout(Schedule):
         sampler: Sampler | None = None,
         speech: Speech | None = None,
         library: Library | None = None,
+        functions: ToolFunctions | None = None,
         search: Search | None = None,
         model: Asks | None = None,
     ) -> None:
         super().__init__(attempts, counts or Counts())
-        self._agent, self._stop, self._model = agent, stop, model
+        self._agent, self._stop, self._model, self._functions = agent, stop, model, functions
         parts: tuple[Any, ...] = sampler, speech, library, search
         self.sampler, self._speech, self._library, self._search = parts
         # What depends on a question alone, by group and request.
@@ -160,7 +164,10 @@ class AgentRollout(Schedule):
     def play(self, starts: Sequence[Start]) -> list[Episode]:
         """Plays the episodes side by side; each is returned in the place of its start."""
         self._shared.clear()
-        with ThreadPoolExecutor(1, thread_name_prefix="search") as self._thread:
+        with (
+            ThreadPoolExecutor(1, thread_name_prefix="search") as self._thread,
+            ThreadPoolExecutor(1, thread_name_prefix="call") as self._caller,
+        ):
             return self.run(starts, self._stop)
 
     def episode(self, start: Start, attempt: int) -> Generator[Any, Any, Episode]:
@@ -257,6 +264,11 @@ class AgentRollout(Schedule):
             if not self._retrieving:
                 self._since = time.monotonic()
             self._retrieving.append((playing, step))
+        elif isinstance(step[1], Call):
+            assert self._functions is not None
+            # One by one, so that those that have not begun are left out when the play is stopped.
+            called = self._caller.submit(self._functions.call, step[1].name, step[1].arguments)
+            self.fly(called, partial(self.reply, playing))
         else:
             self._looking.append((playing, step))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import enum
 import functools
 import json
 import math
@@ -106,7 +107,15 @@ def _of(kind: Any, value: Any, place: str) -> Any:
         return _kept(value, _is(kind, value), _KINDS[kind], place)
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_field_defaults"):
         return _record(kind, value, place)
+    if isinstance(kind, enum.EnumType):
+        return kind(_of(typing.Literal[tuple(each.value for each in kind)], value, place))
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
+    if origin is typing.Literal:
+        if not any(type(value) is type(each) and value == each for each in inner):
+            raise BadJSONError(
+                f"{place} is {shown(value)}; use one of {', '.join(map(shown, inner))}"
+            )
+        return value
     if origin in (types.UnionType, typing.Union):
         wrong = []
         for each in inner:

@@ -110,7 +110,8 @@ def is_own_code(path: str) -> bool:
 def names_foreign(paths: str) -> bool:
     """Whether a path, or one of name=path,name=path, is code that the package did not bring."""
     specs = [part.rpartition("=")[2].strip() for part in paths.split(",")]
-    files = [each.rpartition(":")[0] for each in specs if is_own_code(each)]
+    files = [each.rpartition(":")[0] if is_own_code(each) else each for each in specs]
+    files = [each for each in files if each.endswith(SUFFIX)]
     own = own_folder(EXAMPLES).resolve()
     return not all(example(file).resolve().is_relative_to(own) for file in files)
 

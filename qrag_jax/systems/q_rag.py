@@ -28,7 +28,7 @@ from qrag_jax.feedback.rewards import DeferredReward, ModelReward, OwnReward, Re
 from qrag_jax.learners import two_towers
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts, TrainState
-from qrag_jax.learners.two_towers import FusedGradient, ImitationGradient, ScoredGradient
+from qrag_jax.learners.two_towers import FusedGradient, ScoredGradient
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder

@@ -11,6 +11,7 @@ import abc
 import contextlib
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -28,6 +29,8 @@ from qrag_jax.data.sample import Split, world
 from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.queries import demonstration_scripts
 from qrag_jax.environments.tasks import bridge_task, tasks_of
+from qrag_jax.environments.tool_functions import PATH as TOOLS_PATH
+from qrag_jax.environments.tool_functions import ToolFunctions
 from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators.evaluation import Evaluation
@@ -52,6 +55,7 @@ from qrag_jax.systems.scoring import Predictor, ScoreOptions
 from qrag_jax.systems.token_config import BRIDGE
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
+_LOG = "tools.log"  # what the user's functions print
 
 
 def open_library(config: RlvrConfig, mesh: Mesh, retriever: str = "") -> Library:
@@ -85,6 +89,10 @@ def load_inputs(
 ) -> token_system.TokenInputs:
     """Reads the questions, prepares the model, and cuts its chat template."""
     tools, asked = config.tools, config.questions
+    functions = None
+    if tools.path:
+        limits: Any = {"seconds": tools.seconds, "most": tools.result_chars}
+        functions = ToolFunctions(tools.path, workdir / _LOG, **limits)
     agent = ToolAgent(
         prompts.load(tools.prompt),
         form=tools.form,
@@ -92,6 +100,7 @@ def load_inputs(
         max_turns=tools.max_turns,
         top_n=tools.top_n,
         most=tools.most,
+        functions=functions.schemas if functions else (),
     )
     library = open_library(config, mesh)
     made: dict[str, list[Any]] = {}  # the questions that are made here
@@ -124,6 +133,7 @@ def load_inputs(
         sampled=1,
         agent=agent,
         library=library,
+        functions=functions,
         train=train,
         dev=dev,
         script=demonstration_scripts().ToolScript(bridge) if bridge else None,
@@ -154,6 +164,7 @@ def digest_of(tasks: Sequence[ToolTask]) -> str:
 
 
 _WHY = "message"  # among the facts of an episode for which a user's rubric gave no reward
+_OF_CALLS = ("calls", "failed_calls")  # counts of an episode
 Logs = Mapping[str, Mapping[str, Path]]  # by retriever, then by what the weights are
 
 
@@ -279,12 +290,19 @@ class Rlvr(ToolSystem):
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self._rubric, self._unscored = config.rubric.load(), 0
+        self._calls = Counter[str]()  # of the user's functions, in episodes that are learned from
         if config.tasks.easy_first:
             train = inputs.train
             self.first_epoch = sorted(range(len(train)), key=lambda number: train[number].hops)
         if not isinstance(code := self._rubric, Rubric):
             self.provenance = {OWN_PATH: f"{code.spec} {code.digest}"}
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
+        if functions := inputs.functions:
+            self.provenance[TOOLS_PATH] = f"{config.tools.path} {functions.digest}"
+            names = ", ".join(each["function"]["name"] for each in functions.schemas)
+            log(
+                f"tools of {config.tools.path}, in a process of its own, without a sandbox: {names}"
+            )
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
             f"{self.train.eval_every} steps; {self.steps}, a step of grpo by "
@@ -303,6 +321,8 @@ class Rlvr(ToolSystem):
         found, most = super()._played(*how), self.config.tools.max_failed_share
         lost = [each for each in found if each.status in OWN_CAUSES]
         self._unscored += len(lost)
+        for each in found:
+            self._calls.update({name: each.facts["tally"][name] for name in _OF_CALLS})
         if len(lost) > most * len(found):
             raise FeedbackLost(
                 f"{len(lost)} of {len(found)} episodes have no reward (for example: "
@@ -327,7 +347,12 @@ class Rlvr(ToolSystem):
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         unscored = {"unscored_episodes": float(self._unscored)} if self.config.rubric.path else {}
-        return super()._counted(counts) | unscored
+        called = {f"tool_{n}": float(self._calls[n]) for n in _OF_CALLS if self.config.tools.path}
+        return super()._counted(counts) | unscored | called
+
+    def close(self) -> None:
+        if self.inputs.functions:
+            self.inputs.functions.end()
 
 
 before_devices = RlvrConfig.before_devices

@@ -13,8 +13,9 @@ from typing import Annotated, Any, ClassVar
 from ml_collections import ConfigDict
 
 from qrag_jax.environments.tasks import TasksConfig
+from qrag_jax.environments.tool_functions import PATH as TOOLS_PATH
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE
-from qrag_jax.errors import Count, InputError, Natural, Weight, one_of, some_of
+from qrag_jax.errors import Count, InputError, Natural, Positive, Weight, one_of, some_of
 from qrag_jax.feedback.rubric import OWN_PATH, PARTS, PRESETS, Rubric, own_rubric
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
@@ -106,6 +107,16 @@ class ToolsConfig(PlayedConfig):
     top_n: Count = 2  # documents of a search that does not say how many
     most: Count = 20  # documents that a search may ask for
     turn_tokens: Count = 1024  # tokens that a turn may sample
+    # FILE.py whose functions are tools, too; they run in a process of their own, without a sandbox
+    path: str = ""
+    seconds: Positive = 10.0  # that a call of such a function may take; then it has failed
+    result_chars: Count = 2000  # characters of its result; the rest is cut off
+
+    def __post_init__(self) -> None:
+        if self.path and not self.path.endswith(own_code.SUFFIX):
+            raise InputError(
+                f"{TOOLS_PATH} is {self.path!r:.80}; write FILE.py, such as my_tools.py."
+            )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,7 +150,8 @@ class RlvrConfig(TokenConfig):
     IMITATION: ClassVar[str] = SFT
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *saved_config.FREE_FIELDS,
-        *("tools.max_failed_share", "env.python", "env.seconds", "env.side_by_side"),
+        *("tools.max_failed_share", "tools.seconds"),
+        *("env.python", "env.seconds", "env.side_by_side"),
     )
     PATHS: ClassVar[tuple[str, ...]] = (
         *("questions.train", "questions.dev", "tools.corpus", "model.path"),
@@ -160,11 +172,13 @@ class RlvrConfig(TokenConfig):
         one = "and config.tools.encoder names what scores, too; leave one of them empty"
         words = "and cannot search config.tools.corpus; use an encoder or bm25, and leave it empty"
         few = f"less than config.tools.top_n, {tools.top_n}; raise it"
+        theirs = "and the tools of config.env.verifiers are its own; leave one of them empty"
         refuse(
             self,
             (tools.most < tools.top_n, "tools.most", few),
             (tools.rerank_url and tools.encoder, "tools.rerank_url", one),
             (tools.rerank_url and tools.corpus, "tools.rerank_url", words),
+            (tools.path and self.env.verifiers, "tools.path", theirs),
         )
         if SFT in self.stages:
             own = f"and sft demonstrates {BRIDGE!r} on documents of their own; set stages to grpo"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Q_RAG = "q_rag"
 # Fields that may name a file of Python that runs when the data are read or episodes are played.
 CODE_FIELDS = (
-    *("data.path", "eval.path", "agent.path", "rubric.path"),
+    *("data.path", "eval.path", "agent.path", "rubric.path", "tools.path"),
     *("data.sources.babilong.noise", "data.sources.niah.noise"),
 )
 # Fields that name an environment, which is code, and the program that runs it.

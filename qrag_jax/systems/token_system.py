@@ -90,6 +90,7 @@ class TokenInputs:
     speech: Speech  # between text and ids
     agent: Any = None  # the environment; None: it is played elsewhere
     library: Any = None  # what is searched; None likewise
+    functions: Any = None  # of the user, as tools; None: there are none
     train: Any = ()  # what is learned from
     dev: Any = ()  # what chooses the best checkpoint, and what is reported unless there is a test
     test: Any = ()
@@ -454,6 +455,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
                 sampler=sampler,
                 speech=speech,
                 library=tools,
+                functions=self.inputs.functions,
             )
 
             def play(starts: Sequence[Start]) -> list[Episode]:

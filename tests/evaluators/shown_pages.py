@@ -19,6 +19,7 @@ HOSTILE = (
 )
 TALLY = {
     **dict.fromkeys(("turns", "searches", "malformed", "unknown_tool", "repeated"), 2),
+    **dict.fromkeys(("calls", "failed_calls"), 0),
     **dict.fromkeys(("completed", "truncated"), False),
 }
 

@@ -147,9 +147,9 @@ def test_only_the_examples_of_the_package_are_its_own(
 ) -> None:
     """A run's folder may name these; nothing else of it is run unasked."""
     own = "examples/worlds/records.py:quickstart"
-    for paths in (own, f"a={own},b=folder", "folder", ""):
+    for paths in (own, "examples/tools.py", f"a={own},b=folder", "folder", ""):
         assert not names_foreign(paths)
-    for paths in ("a.py:f", "a=a.py:f,b=folder", f"a={own},b=a.py:f", "examples/../a.py:f"):
+    for paths in ("a.py:f", "a.py", "a=a.py:f,b=folder", f"a={own},b=a.py:f", "examples/../a.py:f"):
         assert names_foreign(paths)
     monkeypatch.chdir(tmp_path)
     assert not names_foreign(own)

@@ -21,7 +21,6 @@ import importlib.util
 import itertools
 import json
 import os
-import socket
 import sys
 import threading
 import time
@@ -127,12 +126,16 @@ class Clock:
 
 
 class Link:
-    """This process's end of a socket, which is open as the file of this number."""
+    """This process's end. What an environment prints goes to standard error, not between lines."""
 
-    def __init__(self, number: int) -> None:
-        trainer = socket.socket(fileno=number)
-        trainer.set_inheritable(False)  # else what an environment starts would keep it open
-        self._in, self._say = trainer.makefile("r", encoding="utf-8"), trainer.sendall
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", encoding="utf-8")
+        self._in = os.fdopen(os.dup(0), "r", encoding="utf-8")
+        os.dup2(2, 1)
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)
+        os.close(nothing)
+        sys.stdout = sys.stderr
         # The messages of the trainer but its answers; None: it has gone.
         self.asked: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         self._numbers = itertools.count()
@@ -145,7 +148,10 @@ class Link:
         return json.loads(line) if line else None
 
     def say(self, op: str, **fields: Any) -> None:
-        self._say(f"{json.dumps({'op': op, **fields}, default=_plain)}\n".encode())
+        """Sends a message."""
+        line = json.dumps({"op": op, **fields}, default=_plain)
+        self._out.write(line + "\n")
+        self._out.flush()
 
     def ask(self, op: str, **fields: Any) -> asyncio.Future[dict[str, Any]]:
         """Asks the trainer for something; the result is its answer."""
@@ -231,7 +237,7 @@ async def _run(link: Link, player: Any, about: Mapping[str, Any]) -> None:
 
 def main() -> int:
     """Speaks with the trainer until it closes; returns the exit status."""
-    link = Link(int(sys.argv.pop()))
+    link = Link()
     asked = link.read()
     if asked is None:
         return 1
