@@ -191,6 +191,8 @@ def test_a_prompt_has_the_question_and_the_tools() -> None:
     assert all(name in texts for name in (QUESTION, RETRIEVE, GET, COMPLETE, "final_answer"))
     with pytest.raises(InputError, match=r"config\.tools\.tools"):
         agent(tools=(RETRIEVE,))
+    with pytest.raises(InputError, match=r"config\.tools\.path.*get_document"):
+        agent(functions=({"function": {"name": GET}},))
     with pytest.raises(InputError, match="open_qa"):
         ToolAgent(load("open_qa"), LLAMA)
 

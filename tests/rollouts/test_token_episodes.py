@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import types
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,10 @@ from examples.worlds.demonstrations import (
     scripted_talk,
     styled_episode,
 )
-from qrag_jax.environments.episode import Closed, Failed, Play, Speak, ToolTask
+from qrag_jax.environments.episode import Closed, Failed, Play, Speak, ToolTally, ToolTask
 from qrag_jax.environments.queries import BRIDGE, PASSAGE, QueryPrompt, style_variants
 from qrag_jax.environments.tasks import bridge_task
+from qrag_jax.environments.tool_functions import ToolFunctions
 from qrag_jax.environments.tools import COMPLETE, GET, RETRIEVE, ToolAgent
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
@@ -170,6 +172,36 @@ def test_documents_are_opened(speech: Speech) -> None:
     episode = one_episode(speech, both, agent)
     assert episode.ended.seen == ("4",)
     assert 'no document with the id "none"' in speech.text(episode.segments[0][1].observed)
+
+
+@pytest.mark.parametrize("in_rounds", [True, False])
+def test_functions_of_a_file_are_called(speech: Speech, tmp_path: Path, in_rounds: bool) -> None:
+    """By a policy on the device or on a server, which reads the results and did not sample them."""
+    functions = ToolFunctions("examples/tools.py", tmp_path / "log", seconds=30.0, most=300)
+    agent = ToolAgent(prompts.load("rlvr_tools"), functions=functions.schemas)
+    expressions = ("6 * 7", "1 / 0", 7)
+
+    def calculates(text: str) -> str:
+        if "<tool_response>" in text:
+            return write_call(ToolCall(COMPLETE, {"final_answer": "42"}), HERMES)
+        calls = [ToolCall("calculate", {"expression": each}) for each in expressions]
+        return "\n".join(write_call(call, HERMES) for call in calls)
+
+    sampler, wide = says(speech, calculates), dataclasses.replace(speech, turn=600, room=6000)
+    sampler.in_rounds = in_rounds
+    played = rollout(wide, sampler, agent, functions=functions).play(starts(TASKS))
+    functions.end()
+    sampler.check(played)
+    for episode in played:
+        assert episode.ended.tally == ToolTally(
+            turns=2, malformed=1, calls=2, failed_calls=1, completed=True
+        )
+        (first, second) = episode.segments[0]
+        assert all(
+            name in speech.text(first.observed) for name in ("calculate", "look_up", RETRIEVE)
+        )
+        read = speech.text(second.observed).split("</tool_response>")
+        assert all(text in part for text, part in zip(("42", "ZeroDivisionError", "no text"), read))
 
 
 def test_an_episode_ends_where_its_room_does(speech: Speech) -> None:

@@ -128,14 +128,15 @@ _LIKELY = 0.4  # standard deviation of the head's rows of calls; others have 0.0
 _TENSORS, _CONFIG, _TOKENIZER = "model.safetensors", "config.json", "tokenizer.json"
 
 
-def write_calling_model(folder: Path, seed: int = 0) -> Path:
-    """Writes the folder of such a model; returns it."""
+def write_calling_model(folder: Path, seed: int = 0, more: Sequence[ToolCall] = ()) -> Path:
+    """Writes the folder of such a model; returns it. It also makes the calls `more`."""
     questions = [bridge_question(0, "train", index) for index in range(_QUESTIONS)]
     texts = [f"{q.question} {p.text}" for q in questions for p in q.passages]
     write_tiny_lm(folder, texts, SIZES, seed=seed)
     calls = [_call(RETRIEVE, query=question.passages[0].text[:30]) for question in questions]
     calls += [_call(COMPLETE, final_answer="Oslo"), _call(COMPLETE, reasoning="So it is.")]
     calls += [_call(COMPLETE, final_answer="x", cited_doc_ids=[str(n)]) for n in range(1, 5)]
+    calls += [write_call(call, HERMES) for call in more]
     tokenizer = tokenizers.Tokenizer.from_file(str(folder / _TOKENIZER))
     tokenizer.add_tokens([tokenizers.AddedToken(call, normalized=False) for call in calls])
     tokenizer.save(str(folder / _TOKENIZER))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import re
+import shutil
+import sqlite3
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,11 +21,15 @@ from examples.worlds.scripts import bridge_question
 from qrag_jax.data.sample import Split
 from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.errors import FeedbackLost, InputError
+from qrag_jax.llm.text.tool_calls import ToolCall
 from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.systems import training
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
-from qrag_jax.systems.rlvr import Rlvr, digest_of
+from qrag_jax.systems.rlvr import Rlvr, digest_of, score_run
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig, TasksConfig
+from qrag_jax.systems.scoring import ScoreOptions
+from tests.entry_points import assert_same_state, metric_lines
 from tests.rollouts.token_setup import PolicyServer, write_calling_model
 from tests.systems.corpora import write_lines
 from tests.systems.small_runs import opened_alone as opened
@@ -94,6 +101,8 @@ SERVED = {"sampling__engine": "server", "llm__model": "m"}
         ({"sampling__room": 900}, "config.sampling.room"),  # beyond the model's positions
         ({"sampling__room": 20}, "config.sampling.room"),  # below a prompt
         ({"tools__tools": ("search",)}, "config.tools.tools"),
+        ({"tools__path": "my_tools.py:f"}, "config.tools.path"),
+        ({"tools__path": "none/such.py"}, "none/such.py"),
         ({"stages": ("grpo",), "questions__train": "./no.jsonl,x,train"}, "no.jsonl"),
         ({**SERVED, "llm__url": "http://h/v1"}, "config.model.lora.rank"),
     ],
@@ -164,9 +173,14 @@ def settings(folder: Path, url: str, **fields: Any) -> Any:
     )
 
 
+# Calls of the functions of examples/tools.py: three that give a result, one that raises.
+CALLS = [ToolCall("calculate", {"expression": text}) for text in ("6 * 7", "2 ** 10", "1 / 0")]
+CALLS += [ToolCall("look_up", {"sql": "SELECT name FROM cities"})]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_calling_model(tmp_path_factory.mktemp("calling") / "model")
+    return write_calling_model(tmp_path_factory.mktemp("calling") / "model", more=CALLS)
 
 
 @pytest.fixture(scope="module")
@@ -217,3 +231,45 @@ def test_servers_that_cannot_train(running: PolicyServer, folder: Path, tmp_path
         refused = pytest.raises(InputError, match=named)
         with opened(settings(folder, running.url), tmp_path / named) as (system, run), refused:
             system.experience(run, STOP)
+
+
+# ---------------------------------------------------------------- functions of the user's as tools
+
+
+@pytest.fixture
+def with_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Fields of a training with the example's tools, and a database for one of them."""
+    with contextlib.closing(sqlite3.connect(tmp_path / "facts.sqlite")) as database, database:
+        database.execute("CREATE TABLE cities AS SELECT 'Oslo' AS name")
+    monkeypatch.setenv("TOOLS_DATABASE", str(tmp_path / "facts.sqlite"))
+    return {"tools__path": "examples/tools.py", "tools__seconds": 60.0}
+
+
+def test_a_training_with_functions_goes_on_bit_for_bit_and_is_scored(
+    folder: Path, with_tools: dict[str, Any], tmp_path: Path
+) -> None:
+    config, whole = small(model__path=str(folder), stages=("grpo",), **with_tools), tmp_path / "run"
+    assert training.train(config, whole) == 0
+    lines = [line for line in metric_lines(whole) if "train/loss" in line]
+    assert [line["step"] for line in lines] == [1, 2]
+    assert 0 < lines[1]["train/tool_failed_calls"] < lines[1]["train/tool_calls"]
+    resumed = Path(shutil.copytree(whole, tmp_path / "resumed"))
+    shutil.rmtree(resumed / "checkpoints" / "last" / "2")
+    (resumed / "training.json").unlink()
+    assert training.train(config, resumed) == 0
+    assert_same_state(resumed, whole, 2)
+    summary = score_run(whole, config, ScoreOptions("last", out=tmp_path / "out"))
+    scores = summary["scores"]["bm25"]["last (step 2)"]["all"]
+    assert 0 <= scores["failed_calls"]["mean"] <= scores["calls"]["mean"]
+    assert scores["calls"]["mean"] > 0
+
+
+def test_a_server_samples_calls_of_functions(
+    running: PolicyServer, folder: Path, with_tools: dict[str, Any], tmp_path: Path
+) -> None:
+    running.begin()
+    config = settings(folder, running.url, **with_tools)
+    with opened(config, tmp_path / "run") as (system, run):
+        experience = system.experience(run, STOP)
+        experience.next(system.first_state(), 0, STOP)
+        assert experience.counts()["tool_calls"] > 0
