@@ -129,7 +129,7 @@ _TENSORS, _CONFIG, _TOKENIZER = "model.safetensors", "config.json", "tokenizer.j
 
 
 def write_calling_model(folder: Path, seed: int = 0, more: Sequence[ToolCall] = ()) -> Path:
-    """Writes the folder of such a model; returns it. It also makes the calls `more`."""
+    """Writes the folder of such a model; returns it. With `more` calls it says little else."""
     questions = [bridge_question(0, "train", index) for index in range(_QUESTIONS)]
     texts = [f"{q.question} {p.text}" for q in questions for p in q.passages]
     write_tiny_lm(folder, texts, SIZES, seed=seed)
@@ -143,10 +143,15 @@ def write_calling_model(folder: Path, seed: int = 0, more: Sequence[ToolCall] = 
     draw, words = np.random.default_rng(seed), tokenizer.get_vocab_size()
     tensors = load_file(folder / _TENSORS)
     width = SIZES.hidden
-    tensors["model.embed_tokens.weight"] = draw.normal(0, 0.5, (words, width)).astype(np.float32)
+    vectors = draw.normal(0, 0.5, (words, width))
     head = draw.normal(0, 0.05, (words, width))
     likely = [tokenizer.token_to_id(item) for item in (END, *calls)]
     head[likely] = draw.normal(0, _LIKELY, (len(likely), width))
+    if more:  # all tokens have one large number, by which the rows of calls are likely
+        vectors[:, 0] = 4
+        head[likely, 0] += 0.7
+        head[likely[0], 0] += 0.2
+    tensors["model.embed_tokens.weight"] = vectors.astype(np.float32)
     tensors["lm_head.weight"] = head.astype(np.float32)
     save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})
     config = json.loads((folder / _CONFIG).read_text())
