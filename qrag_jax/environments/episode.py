@@ -25,7 +25,6 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from qrag_jax.data.sample import Passage
-from qrag_jax.environments.tool_functions import Called
 from qrag_jax.llm import outcomes
 from qrag_jax.llm.outcomes import ChatRequest, CompletionRequest, Failure, Outcome
 from qrag_jax.llm.text.prompts import Messages
@@ -140,14 +139,16 @@ class Open:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Call:
-    """Call a function of the user's. The reply is a `tool_functions.Called`."""
+    """Call a function of the user's. The reply is a `tool_functions.Called`, two texts."""
 
     name: str
     arguments: Mapping[str, Any]
 
 
 Step = Complete | Retrieve | Speak | Look | Open | Call
-Reply = Outcome | Sequence[Passage] | Said | tuple[Document, ...] | Document | Called | None
+Reply = (
+    Outcome | Sequence[Passage] | Said | tuple[Document, ...] | Document | tuple[str, str] | None
+)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

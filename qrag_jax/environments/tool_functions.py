@@ -21,7 +21,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
 
-from qrag_jax.environments.verifiers_side.program import Link
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
 from qrag_jax.runtime.bounded_json import BadJSONError, typed
@@ -141,6 +140,8 @@ def answer(
 
 def main() -> None:
     """Calls what the trainer asks for, until that ends."""
+    from qrag_jax.environments.verifiers_side.program import Link  # of no use to the trainer
+
     link = Link()
     asked = link.read()
     if asked is None:

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import jax
 import numpy as np
@@ -40,7 +40,6 @@ from qrag_jax.environments.episode import (
     Speak,
     ToolTask,
 )
-from qrag_jax.environments.tool_functions import ToolFunctions
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewards import PERMANENT, Checks
 from qrag_jax.llm.outcomes import Failure, Outcome, Request
@@ -61,6 +60,9 @@ from qrag_jax.rollouts.trajectories import (
 )
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import LOOK_EVERY
+
+if TYPE_CHECKING:
+    from qrag_jax.environments.tool_functions import ToolFunctions
 
 # Playing again, even later, does not change these.
 HOPELESS = (*PERMANENT, NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE)

@@ -149,8 +149,9 @@ def write_calling_model(folder: Path, seed: int = 0, more: Sequence[ToolCall] = 
     head[likely] = draw.normal(0, _LIKELY, (len(likely), width))
     if more:  # all tokens have one large number, by which the rows of calls are likely
         vectors[:, 0] = 4
-        head[likely, 0] += 0.7
-        head[likely[0], 0] += 0.2
+        head[likely] *= 0.25
+        head[likely, 0] += 0.9
+        head[likely[0], 0] += 0.4
     tensors["model.embed_tokens.weight"] = vectors.astype(np.float32)
     tensors["lm_head.weight"] = head.astype(np.float32)
     save_file(tensors, folder / _TENSORS, metadata={"format": "pt"})

@@ -241,8 +241,7 @@ CALLS = [
 
 @pytest.fixture(scope="module")
 def calling(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("calling") / "model"
-    return write_calling_model(folder, seed=2, more=CALLS)
+    return write_calling_model(tmp_path_factory.mktemp("calling") / "model", more=CALLS)
 
 
 @pytest.fixture
@@ -251,6 +250,9 @@ def with_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any
     with contextlib.closing(sqlite3.connect(tmp_path / "facts.sqlite")) as database, database:
         database.execute("CREATE TABLE cities AS SELECT 'Oslo' AS name")
     monkeypatch.setenv("TOOLS_DATABASE", str(tmp_path / "facts.sqlite"))
+    first = jax.devices()[:1]  # for one device programs are compiled sooner
+    monkeypatch.setattr(jax, "devices", lambda: first)
+    monkeypatch.setattr(jax, "local_devices", lambda: first)
     return {"tools__path": "examples/tools.py", "tools__seconds": 60.0}
 
 
@@ -262,7 +264,7 @@ def test_a_training_with_functions_goes_on_bit_for_bit_and_is_scored(
     assert training.train(config, whole) == 0
     (*_, last) = [line for line in metric_lines(whole) if "train/loss" in line]
     assert last["step"] == 2
-    assert 0 <= last["tool_failed_calls"] <= last["tool_calls"] > 0
+    assert 0 < last["tool_failed_calls"] < last["tool_calls"]
     resumed = Path(shutil.copytree(whole, tmp_path / "resumed"))
     shutil.rmtree(resumed / "checkpoints" / "last" / "2")
     (resumed / "training.json").unlink()
@@ -270,7 +272,7 @@ def test_a_training_with_functions_goes_on_bit_for_bit_and_is_scored(
     assert_same_state(resumed, whole, 2)
     summary = score_run(whole, config, ScoreOptions("last", out=tmp_path / "out"))
     for groups in summary["scores"]["bm25"].values():
-        assert 0 <= groups["all"]["failed_calls"]["mean"] <= groups["all"]["calls"]["mean"]
+        assert 0 <= groups["all"]["failed_calls"]["mean"] <= groups["all"]["calls"]["mean"] > 0
     assert not (whole / "tools.log").exists()  # nothing was printed
 
 
