@@ -183,7 +183,8 @@ def test_functions_of_a_file_are_called(speech: Speech, tmp_path: Path, in_round
 
     def calculates(text: str) -> str:
         if "<tool_response>" in text:
-            return write_call(ToolCall(COMPLETE, {"final_answer": "42"}), HERMES)
+            fields = {"reasoning": "Sums.", "final_answer": "42", "cited_doc_ids": ["1"]}
+            return write_call(ToolCall(COMPLETE, fields), HERMES)
         calls = [ToolCall("calculate", {"expression": each}) for each in expressions]
         return "\n".join(write_call(call, HERMES) for call in calls)
 
