@@ -107,7 +107,7 @@ def _of(kind: Any, value: Any, place: str) -> Any:
         return _kept(value, _is(kind, value), _KINDS[kind], place)
     if dataclasses.is_dataclass(kind) or hasattr(kind, "_field_defaults"):
         return _record(kind, value, place)
-    if isinstance(kind, enum.EnumType):
+    if isinstance(kind, type) and issubclass(kind, enum.Enum):
         return kind(_of(typing.Literal[tuple(each.value for each in kind)], value, place))
     origin, inner = typing.get_origin(kind) or kind, typing.get_args(kind)
     if origin is typing.Literal:

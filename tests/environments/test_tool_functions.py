@@ -13,6 +13,7 @@ from qrag_jax.environments.tool_functions import DONE, FAILED, MALFORMED, ToolFu
 from qrag_jax.errors import InputError
 
 TOOLS = '''
+import enum
 import os
 import sys
 import time
@@ -52,6 +53,17 @@ def calculate() -> str:
     """Divides."""
     return str(1 / 0)
 
+class Level(enum.Enum):
+    LOW = 1
+
+def raised(level: Level) -> int:
+    """Goes one level up.
+
+    Args:
+        level: From here.
+    """
+    return level.value + 1
+
 def _helper(x):
     return x
 '''
@@ -71,8 +83,8 @@ def functions(folder: Path) -> Iterator[ToolFunctions]:
 
 
 def test_a_schema_is_of_docstring_and_annotations(functions: ToolFunctions) -> None:
-    one, other = (each["function"] for each in functions.schemas)
-    assert (one["name"], other["name"]) == ("act", "calculate")
+    one, other, third = (each["function"] for each in functions.schemas)
+    assert (one["name"], other["name"], third["name"]) == ("act", "calculate", "raised")
     assert other["description"] == "Divides."
     assert one["parameters"]["required"] == ["what"]
     assert "hang" in one["parameters"]["properties"]["what"]["enum"]
@@ -95,6 +107,8 @@ def test_a_call_that_fails_costs_that_call_alone(functions: ToolFunctions) -> No
         assert text in called.text
         assert called.outcome == (DONE if what == "count" else FAILED)
     assert "ZeroDivisionError" in functions.call("calculate", {}).text
+    assert functions.call("raised", {"level": 1}) == ("2", DONE)
+    assert functions.call("raised", {"level": 2}).outcome == MALFORMED
 
 
 def test_what_is_printed_is_no_result_and_a_long_result_is_cut(
