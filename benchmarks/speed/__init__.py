@@ -4,7 +4,7 @@ Both sides have the same tensors, weights and work; a case says so where that ca
 gradient, vectors, tokens, passages). Data come from the folder QRAG_DATA (default ../shared/data);
 without them they are invented. Run it on an idle machine: other busy programs slow torch on a CPU
 far more than jax, so our ratios would look too good. `--only=CASE,CASE` runs some cases, `--quick`
-takes tiny sizes. The suite needs the extra "test".
+takes tiny sizes. The suite needs the dependency group "test".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks.report import Case
 from qrag_jax.errors import InputError
 
-# Case → its module, function, and packages of the extra "test" that it needs next to torch.
+# Case → its module, function, and packages of the group "test" that it needs next to torch.
 CASES = {
     "encoder": ("encoders", "encoder_cases", ""),
     "pqn": ("q_rag", "update_cases", ""),
@@ -46,7 +46,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     chosen = [name for name in CASES if not only or name in only]
     wanted = {"torch", *(package for name in chosen for package in CASES[name][2].split())}
     if missing := [each for each in sorted(wanted) if importlib.util.find_spec(each) is None]:
-        raise InputError(f"the suite speed needs {missing[0]}: pip install 'qrag_jax[test]'.")
+        raise InputError(f"the suite speed needs {missing[0]}: pip install --group test.")
     if quick and not only:
         # Nobody reads these speeds, so two processes share the cases; the first third takes half.
         cut = len(chosen) // 3
