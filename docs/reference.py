@@ -1,6 +1,7 @@
 """A hook of MkDocs (`mkdocs.yml`): pages that are written from the code when the site is built.
 
-commands.md has the help of every command, fields.md the config fields of every system.
+commands.md has the help of every command, fields.md the config fields of every system, and
+contributing.md is CONTRIBUTING.md.
 """
 
 from __future__ import annotations
@@ -61,6 +62,10 @@ def fields() -> str:
     return "\n\n".join(lines) + "\n"
 
 
+def contributing() -> str:
+    return (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+
+
 def cell(text: str) -> str:
     """A text in a table, as it is."""
     for character in "&<>|*_`[]\\":
@@ -69,6 +74,7 @@ def cell(text: str) -> str:
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
-    for name, written in (("commands.md", commands), ("fields.md", fields)):
+    pages = {"commands.md": commands, "fields.md": fields, "contributing.md": contributing}
+    for name, written in pages.items():
         files.append(File.generated(config, name, content=written()))
     return files

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from qrag_jax.systems.from_python import TrainedRun, evaluate, train
     from qrag_jax.systems.retriever import Endpoints, LoadSettings, Retriever
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "Endpoints",
     "LoadSettings",

@@ -70,8 +70,8 @@ function chart(runs, name) {
   if (name.startsWith("eval/") && y0 >= 0 && y1 <= 1) { y0 = 0; y1 = y1 > 0.5 ? 1 : Math.max(y1 * 1.15, 0.05); } // a share
   if (y0 === y1) { const pad = Math.abs(y0) * 0.1 || 1; y0 -= pad; y1 += pad; }
   const x = (v) => left + (v - x0) / (x1 - x0) * (right - left), y = (v) => bottom - (v - y0) / (y1 - y0) * (bottom - top);
-  const told = all.filter((each) => each.dash === "none").map((each) => `${each.run} from ${number(each.values[0])} to ${number(each.values.at(-1))}`);
-  const svg = drawn("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${name}: ${told.join("; ")}` });
+  const spoken = all.filter((each) => each.dash === "none").map((each) => `${each.run} from ${number(each.values[0])} to ${number(each.values.at(-1))}`);
+  const svg = drawn("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${name}: ${spoken.join("; ")}` });
   for (const [value, text] of ticks(y0, y1)) svg.append(drawn("path", { d: `M${left} ${y(value)}H${right}`, stroke: "#e3e6ea" }), drawn("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, text));
   for (const [value, text] of ticks(x0, x1)) svg.append(drawn("path", { d: `M${x(value)} ${bottom}v4`, stroke: "#50565f" }), drawn("text", { x: x(value), y: bottom + 17, "text-anchor": "middle" }, text));
   svg.append(drawn("path", { d: `M${left} ${top}V${bottom}H${right}`, stroke: "#50565f", fill: "none" }), drawn("text", { x: (left + right) / 2, y: H - 5, "text-anchor": "middle" }, "optimizer step"));
@@ -173,7 +173,7 @@ function finder(section, words) {
 }
 
 function episodeSection(section, place) {
-  const { episodes, words } = section, list = element("div", "episodes"), told = element("output"), has = (test) => episodes.some(test);
+  const { episodes, words } = section, list = element("div", "episodes"), status = element("output"), has = (test) => episodes.some(test);
   let shown = episodes, at = 0, timer = 0;
   const counts = [...new Set(episodes.map((each) => each.hops))].filter((each) => each !== null).sort((a, b) => a - b);
   const solved = choice([["", "all"], ["true", words.solved], ["false", words.unsolved], ["null", "unknown"]].filter(([value]) => !value || has((e) => String(e.solved) === value)), renew);
@@ -198,22 +198,22 @@ function episodeSection(section, place) {
     at += by;
     draw();
     part.scrollIntoView({ block: "start" });
-    told.focus();
+    status.focus();
   }
   function draw() {
     const count = shown.length, end = Math.min(at + PAGE, count), of = count === episodes.length ? "" : ` found, of ${episodes.length}`;
-    told.textContent = count ? `${at + 1}–${end} of ${count}${of} episodes` : `None of ${episodes.length} episodes`;
+    status.textContent = count ? `${at + 1}–${end} of ${count}${of} episodes` : `None of ${episodes.length} episodes`;
     previous.disabled = at === 0;
     next.disabled = end >= count;
     list.replaceChildren(...shown.slice(at, end).map((e) => episodeItem(section, e)));
   }
 
-  told.tabIndex = -1;
-  told.setAttribute("aria-live", "polite");
+  status.tabIndex = -1;
+  status.setAttribute("aria-live", "polite");
   const heading = Object.assign(element("h2", "", section.title), { id: `section-${place}` });
   const part = element("section", "", heading, noteList(section.notes), words.regret ? element("p", "regret", `Regret: ${words.regret}`) : null,
     element("div", "bar", labelled("Solved", solved), counts.length > 1 ? labelled(words.hops, hops) : null, labelled("Order", order), labelled("Search in all texts", search, "find")),
-    element("div", "pager", told, previous, next, open, shut), list);
+    element("div", "pager", status, previous, next, open, shut), list);
   part.setAttribute("aria-labelledby", heading.id);
   part.dataset.kind = section.kind;
   renew();

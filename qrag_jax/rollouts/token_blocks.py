@@ -137,7 +137,7 @@ def token_blocks(
     number = devices * _FEWEST
     while number < max(map(len, packed)):
         number *= _TIMES_MORE
-    # Dealt out one by one, the fullest first, so that no device has more than its share.
+    # Placed one by one, the fullest first, so that no device has more than its share.
     order = np.arange(number).reshape(-1, devices).T.reshape(-1)
 
     def stacked(batch: TokenBatch, blocks: list[list[_Piece]]) -> TokenBlocks:

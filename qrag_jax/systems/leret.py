@@ -4,7 +4,7 @@ In each iteration several prompts make the model try different queries at each h
 precision of what these find says which is better. The model imitates the best ones by its bare
 prompt (SFT), and then learns from pairs of them (IPO or DPO): prompts → tries → lessons → batches.
 
-A run is scored hop by hop. Beside the trained weights, asked by the bare prompt, are: the question
+A run is scored hop by hop. Next to the trained weights, asked by the bare prompt, are: the question
 itself as the query, the question with the best passage found so far, the weights at the end of each
 earlier stage, the untrained ones, and the prompts that made the tries by the weights that they were
 made with.
