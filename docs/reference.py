@@ -24,8 +24,8 @@ FIELDS = "\nFields of the experiment"  # what follows in a help is on the page o
 def commands() -> str:
     lines = [
         "# Commands",
-        "`qrag NAME --flag=value …` is `python -m qrag_jax.NAME --flag=value …`. Commands that read "
-        "a run or a config also take [config fields](fields.md), `--config.FIELD=VALUE`.",
+        "`qrag NAME --flag=value …` is `python -m qrag_jax.NAME --flag=value …`. Commands that "
+        "read a run or a config also take [config fields](fields.md), `--config.FIELD=VALUE`.",
     ]
     for name, what in COMMANDS.items():
         done = subprocess.run(  # noqa: S603  (our own commands)
