@@ -100,15 +100,14 @@ def shown(path: Path, most: int) -> tuple[Data, Data | None]:
     folder, metrics, log = _files(path)
     name = (folder or path.absolute().parent).resolve().name
     config = object_in(folder / CONFIG_NAME) if folder else {}
-    curves = curves_of(read_metrics(metrics)) if metrics else []
-    notes = list[str]()
+    curves, notes = curves_of(read_metrics(metrics)) if metrics else [], list[str]()
     if not curves:
-        notes = [f"There are no curves: {metrics or path} has no metrics yet."]
+        notes.append(f"There are no curves: {metrics or path} has no metrics yet.")
     elif log is None:
-        notes = [
+        notes.append(
             "There are curves alone: the run has no log of episodes; qrag evaluate writes one, and "
             "so does a training with config.train.log_episodes above 0."
-        ]
+        )
     system = str(config.get("system", "q_rag" if "pqn" in config else ""))
     run = {"name": name, "system": system, "curves": curves, "notes": notes}
     return run, _section(path, name, flat(config), log, most) if log else None
@@ -131,19 +130,19 @@ def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
 
 def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: int) -> Data:
     """The episodes of a log, spread evenly."""
-    kind, notes = evaluation.kind_of(log), [f"Log: {log}."]
+    kind, early = evaluation.kind_of(log), None
     untrained = log.parent.name in evaluation.UNTRAINED
-    # The log of the untrained weights that goes with this one.
-    others = [log.parent.parent / "untrained" / log.name, log.parent / "untrained.jsonl"]
-    others = [each for each in others if not untrained and each.is_file() and each != log]
-    early = next(iter(others), None)
     if kind is None:
         kind, step, rows, before = _read_sample(log)
         label = f"step {step}"
     else:
-        label, rows = f"{log.parent.name}/{log.name}", evaluation.KINDS[kind][0].read(log)
-        before = evaluation.KINDS[kind][0].read(early) if early else []
-        notes += [f"Before training: {early}."] if early else []
+        # The log of the untrained weights that goes with this one.
+        places = [log.parent.parent / "untrained" / log.name, log.parent / "untrained.jsonl"]
+        others = (each for each in places if not untrained and each.is_file() and each != log)
+        label, early = f"{log.parent.name}/{log.name}", next(others, None)
+        read = evaluation.KINDS[kind][0].read
+        rows, before = read(log), read(early) if early else []
+    notes = [f"Log: {log}."] + [f"Before training: {early}."] * bool(early)
     if untrained:
         notes.append("These are episodes of the untrained weights.")
     elif not before:
@@ -155,16 +154,6 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
     recorded = flat(read_record(log)).items()
     settings |= {n.removeprefix("config."): v for n, v in recorded if n.startswith("config.")}
     words = evaluation.words_of(kind)
-    notes.append(words["note"])
-    if kind == RETRIEVALS.name:
-        steps = settings.get("env.max_steps", math.inf)
-        if beyond := sum(len(set(row.sf_idx)) > steps for row in rows):
-            notes.append(
-                f"{beyond} of {len(rows)} questions could never be solved, with more supporting "
-                f"facts than steps (config.env.max_steps={steps})."
-            )
-        if without := sum(not row.q_values and bool(row.pred_idx) for row in rows):
-            notes.append(f"Episodes without Q-values, as the log has none: {without}.")
     sample = path / EPISODES_NAME
     if further := sorted({*evaluation.logs_of(path), *[sample] * sample.is_file()} - {log, early}):
         notes.append(
@@ -173,7 +162,7 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
     return {
         "kind": kind,
         "title": f"{name}: episodes of {label}",
-        "notes": [*filter(None, notes)],
+        "notes": [*filter(None, [*notes, words["note"]])],
         "words": words,
         "episodes": evaluation.episodes_of(kind, rows, before, settings),
     }
@@ -227,11 +216,14 @@ def page(title: str, about: str, runs: Sequence[Data], sections: Sequence[Data])
     # two are line ends of older JavaScript.
     for character in "<>&\u2028\u2029":
         data = data.replace(character, f"\\u{ord(character):04x}")
-    style, script = _file("run_page.css"), _file("run_page.js")
+    files = resources.files("qrag_jax.evaluators")
+    html_page, style, script = (
+        (files / f"run_page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
+    )
     parts = {"style": style, "script": script, "title": html.escape(title), "data": data}
     digests = {"style_hash": _digest(style), "script_hash": _digest(script)}
-    text = _file("run_page.html").format(**parts, **digests)
-    return text.encode("utf-8", "replace")  # half a surrogate pair is no text
+    # Half a surrogate pair is no text.
+    return html_page.format(**parts, **digests).encode("utf-8", "replace")
 
 
 def _pooled(section: Data) -> Data:
@@ -265,10 +257,6 @@ def _pooled(section: Data) -> Data:
 
 def _digest(text: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
-
-
-def _file(name: str) -> str:
-    return (resources.files("qrag_jax.evaluators") / name).read_text(encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The command `show`, and its page in a headless Chromium: what a reader opens, hostile texts.
+"""The command `show`, and its page in a headless Chromium: what a reader does, hostile texts.
 
 Without a browser the page's test is skipped; Debian has one as `chromium-headless-shell`.
 """
@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from qrag_jax.metrics.facts import fact_em
 from qrag_jax.metrics.rows import PREDICTIONS, RETRIEVALS, TOOL_EPISODES
 from tests.entry_points import EVAL_EVERY, STEPS, Commands, refusal
 from tests.evaluators.shown_pages import HOSTILE, prediction, read_page
@@ -72,6 +73,17 @@ addEventListener("securitypolicyviolation", (event) => problems.push(event.block
   document.querySelectorAll("details").forEach((item) => { item.open = true; });
   await wait(500);
   found.hostile = section.querySelector("details").textContent;
+  found.folded = section.querySelectorAll("details.more").length;
+  const solved = section.querySelector("select");
+  search.value = "";
+  solved.value = "changed";
+  solved.dispatchEvent(new Event("change"));
+  found.changed = section.querySelector("output").textContent;
+  for (let times = 0; times < 3; times++) {
+    document.activeElement.dispatchEvent(new KeyboardEvent("keydown", {key: "j", bubbles: true}));
+  }
+  found.third = document.activeElement === document.querySelectorAll("summary")[2];
+  found.bands = document.querySelectorAll("path.band").length;
   found.active = document.querySelectorAll("img, iframe, a, form, main script").length;
   found.requests = performance.getEntriesByType("resource").map((each) => each.name);
   document.body.dataset.found = JSON.stringify({...found, problems});
@@ -84,13 +96,20 @@ def test_a_reader_opens_episodes_and_planted_markup_does_not_run(
     commands: Commands, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
+    solved = {}
     for label, seed in (("best-10", 0), ("untrained", 1)):
         rows = played_rows(200, seed)
-        rows[17] = dataclasses.replace(rows[17], question=HOSTILE, answer=HOSTILE)
+        texts = ["long " * 400, *rows[17].pred_texts[1:]]
+        hostile = {"question": HOSTILE, "answer": HOSTILE, "pred_texts": texts}
+        rows[17] = dataclasses.replace(rows[17], **hostile)
         RETRIEVALS.append(run / "eval" / label / "eval_seed42.jsonl", rows)
+        solved[label] = [fact_em(row.sf_idx, row.pred_idx) for row in rows]
+    changed = sum(a != b for a, b in zip(*solved.values(), strict=True))
     config = {"pqn": {"gamma": 0.9}, "env": {"max_steps": 5}, "system": "q_rag"}
     (run / "config.json").write_text(json.dumps(config))
-    (run / "metrics.jsonl").write_text(json.dumps({"step": 1, "eval/return": 0.5, HOSTILE: 1.0}))
+    scores = {"eval/return": 0.5, "eval_half_width/return": 0.1, HOSTILE: 1.0}
+    lines = [json.dumps({"step": step, **scores}) + "\n" for step in (1, 2)]
+    (run / "metrics.jsonl").write_text("".join(lines))
     PREDICTIONS.append(tmp_path / "tokens.jsonl", [prediction(n, n / 4) for n in range(3)])
     (tmp_path / "tokens.json").write_text(json.dumps({"kind": TOOL_EPISODES}))
     page = tmp_path / "page.html"
@@ -110,3 +129,5 @@ def test_a_reader_opens_episodes_and_planted_markup_does_not_run(
     assert (found["problems"], found["requests"], found["active"]) == ([], [], 0)
     assert "of 1 found, of 200" in found["few"]
     assert HOSTILE in found["hostile"]
+    assert f"of {changed} found, of 200" in found["changed"]
+    assert (found["folded"], found["third"], found["bands"]) == (2, True, 1)

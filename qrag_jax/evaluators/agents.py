@@ -47,7 +47,7 @@ def agent_evaluation(
     lost = lost_text(scores, {"broken_share": "broken", "failed_share": "failed"})
     line = f"step {step}: {shown}{lost} on {len(golds)} questions"
     kept = sampler(AGENTS, rows)
-    return Evaluation.of(line, scores, best_by, episodes=kept, each=columns[best_by])
+    return Evaluation.of(line, scores, best_by, columns, episodes=kept)
 
 
 def agent_row(gold: Gold, episode: Episode) -> AgentRow:

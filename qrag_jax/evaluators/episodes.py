@@ -210,10 +210,9 @@ class TrainingScores:
             single_scores.pop("return", None)  # a language model is not asked about these
         lost = {"broken_share": "without an answer", "unscored_share": "without reward"}
         shown_scores = f"{_shown(scores)}return {scores['return']:.3f}{lost_text(scores, lost)}"
-        more: Any = {"each": columns[self.best_by], "q_spread": q_spread(single)}
         line = f"step {step}: {shown_scores} on {len(multi)} questions"
-        kept = sampler(RETRIEVALS, multi)
-        found = Evaluation.of(line, scores, self.best_by, episodes=kept, **more)
+        more: Any = {"episodes": sampler(RETRIEVALS, multi), "q_spread": q_spread(single)}
+        found = Evaluation.of(line, scores, self.best_by, columns, **more)
         for name, value in single_scores.items():
             found.metrics[f"eval_single_step/{name}"] = value
             found.baselines[f"single_step/{name}"] = value

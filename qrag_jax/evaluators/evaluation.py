@@ -20,6 +20,7 @@ import jax
 import numpy as np
 
 from qrag_jax.metrics import rows as logs
+from qrag_jax.metrics.bootstrap import Values, half_width
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.runtime import bounded_json, hosts, whole_files
 
@@ -395,13 +396,26 @@ class Evaluation(NamedTuple):
     q_spread: float | None = None  # see `runtime.step_log.Evaluated`
 
     @classmethod
-    def of(cls, line: str, scores: Mapping[str, float], best_by: str, **more: Any) -> Evaluation:
+    def of(
+        cls,
+        line: str,
+        scores: Mapping[str, float],
+        best_by: str,
+        columns: Mapping[str, Values],
+        **more: Any,
+    ) -> Evaluation:
+        """`columns` have the scores of each question, as far as it has them."""
+        metrics = {f"eval/{name}": value for name, value in scores.items()}
+        for name, values in columns.items():
+            if name in scores and len(values) > 1:
+                metrics[f"eval_half_width/{name}"] = half_width(values)
         return cls(
-            metrics={f"eval/{name}": value for name, value in scores.items()},
+            metrics=metrics,
             baselines={f"untrained/{name}": value for name, value in scores.items()},
             line=line,
             score=scores[best_by],
             scores=dict(scores),
+            each=[*columns.get(best_by, ())],
             **more,
         )
 

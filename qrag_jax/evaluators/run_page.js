@@ -26,10 +26,20 @@ function button(text, onClick) {
   return made;
 }
 
+// What is long is folded behind its beginning: `rest` are further parts, as nodes or texts.
+const FOLD = 400; // characters, or half as many tokens
+const folded = (classes, first, rest, what) =>
+  element("div", classes, ...first, rest.length ? element("details", "more", element("summary", "", `… ${what} more`), ...rest) : null);
+
+function textOf(text) {
+  const cut = text.length > FOLD * 1.5 ? text.lastIndexOf(" ", FOLD) + 1 || FOLD : text.length;
+  return folded("text", [text.slice(0, cut)], cut < text.length ? [text.slice(cut)] : [], `${text.length - cut} characters`);
+}
+
 // A line of short facts; each is an element, so that there is space between them.
-const headLine = (...inside) => element("div", "head", ...inside.map((each) => typeof each === "string" && each ? element("span", "", each) : each));
+const headLine = (...inside) => element("div", "head", ...inside.map((each) => (typeof each === "string" && each ? element("span", "", each) : each)));
 const labelled = (text, control, classes = "") => element("label", classes, text, control);
-const noteList = (notes) => notes.length ? element("ul", "notes", ...notes.map((each) => element("li", "", each))) : null;
+const noteList = (notes) => (notes.length ? element("ul", "notes", ...notes.map((each) => element("li", "", each))) : null);
 
 function number(value) {
   const size = Math.abs(value);
@@ -37,83 +47,110 @@ function number(value) {
 }
 
 // ---------------------------------------------------------------- learning curves
-// One small chart a metric, all runs in it. Runs differ by colour and by marker.
-const COLOURS = ["#0b4f9e", "#b34700", "#14602f", "#7b2d8b", "#9b1c1c", "#3d5a66", "#6b5900", "#a3195b"], MARKERS = "●■▲◆✚✖";
+// One small chart a metric, all runs in it. Runs differ by colour (run0 to run7) and by marker.
+const MARKERS = "●■▲◆✚✖", HALF = "eval_half_width/";
 // What is drawn first, where a run has it: four charts of evaluations and two of training steps.
-const FIRST = [[4, /^eval\/(fact_em|fact_f1|return|fact_recall|em|f1|recall|reward|hop\d+\/(all_gold|ap)|(ndcg|recall|rr)@\d+)$/], [2, /^train\/(loss|return|mean_q|entropy)$/]];
+const FIRST = [
+  [4, /^eval\/(fact_em|fact_f1|return|fact_recall|em|f1|recall|reward|hop\d+\/(all_gold|ap)|(ndcg|recall|rr)@\d+)$/],
+  [2, /^train\/(loss|return|mean_q|entropy)$/],
+];
 const BASELINES = [["untrained/", "before training", "6 4"], ["single_step/", "one look-up before training", "2 3"], ["original/", "original queries", "2 3"]];
 
 function ticks(low, high) {
   const raw = (high - low) / 5 || 1, power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= raw * 0.999), digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9));
-  const text = (value) => value !== 0 && (Math.abs(value) >= 1e5 || digits > 4) ? value.toExponential(1) : value.toFixed(digits);
-  const found = [];
+  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= raw * 0.999);
+  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9)), found = [];
+  const text = (value) => (value !== 0 && (Math.abs(value) >= 1e5 || digits > 4) ? value.toExponential(1) : value.toFixed(digits));
   for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) found.push([at * step, text(at * step)]);
   return found;
 }
 
+// The lines of a chart: of each run its own, with the halves of its intervals, and dashed ones of what it began with.
 function linesOf(runs, name) {
   return runs.flatMap((run, place) => {
     const named = (other) => run.curves.find((each) => each.name === other), own = named(name);
     if (!own) return [];
-    const style = { run: run.name, colour: COLOURS[place % COLOURS.length], marker: MARKERS[place % MARKERS.length] };
-    const before = BASELINES.map(([prefix, , dash]) => [name.startsWith("eval/") && named(prefix + name.slice(5)), dash]).filter(([base]) => base);
-    return [{ ...style, ...own, dash: "none" }, ...before.map(([base, dash]) => ({ ...style, steps: [own.steps[0], own.steps.at(-1)], values: [base.values.at(-1), base.values.at(-1)], dash }))];
+    const style = { run: run.name, classes: `run${place % 8}`, marker: MARKERS[place % MARKERS.length] };
+    const score = name.startsWith("eval/") && name.slice(5), halves = named(HALF + score);
+    const half = new Map(halves ? halves.steps.map((step, i) => [step, halves.values[i]]) : []);
+    const before = BASELINES.map(([prefix, , dash]) => [score && named(prefix + score), dash]).filter(([base]) => base);
+    const flat = ([base, dash]) => ({ ...style, dash, steps: [own.steps[0], own.steps.at(-1)], values: [base.values.at(-1), base.values.at(-1)] });
+    return [{ ...style, ...own, dash: "none", half: own.steps.map((step) => half.get(step) ?? 0) }, ...before.map(flat)];
   });
 }
 
 function chart(runs, name) {
   const all = linesOf(runs, name), W = 420, H = 240, left = 52, right = 410, top = 10, bottom = 202;
-  const xs = all.flatMap((each) => each.steps), ys = all.flatMap((each) => each.values);
+  const xs = all.flatMap((each) => each.steps), ends = (each, sign) => each.values.map((value, i) => value + sign * (each.half ? each.half[i] : 0));
+  const ys = all.flatMap((each) => [...ends(each, -1), ...ends(each, 1)]);
   let x0 = Math.min(...xs), x1 = Math.max(...xs), y0 = Math.min(...ys), y1 = Math.max(...ys);
   if (x0 === x1) { x0 -= 1; x1 += 1; }
-  if (name.startsWith("eval/") && y0 >= 0 && y1 <= 1) { y0 = 0; y1 = y1 > 0.5 ? 1 : Math.max(y1 * 1.15, 0.05); } // a share
+  const share = name.startsWith("eval/") && all.every((each) => each.values.every((value) => value >= 0 && value <= 1));
+  if (share) { y0 = 0; y1 = y1 > 0.5 ? 1 : Math.max(y1 * 1.15, 0.05); }
   if (y0 === y1) { const pad = Math.abs(y0) * 0.1 || 1; y0 -= pad; y1 += pad; }
-  const x = (v) => left + (v - x0) / (x1 - x0) * (right - left), y = (v) => bottom - (v - y0) / (y1 - y0) * (bottom - top);
-  const spoken = all.filter((each) => each.dash === "none").map((each) => `${each.run} from ${number(each.values[0])} to ${number(each.values.at(-1))}`);
+  const x = (v) => (left + ((v - x0) / (x1 - x0)) * (right - left)).toFixed(1);
+  const y = (v) => (bottom - ((Math.min(Math.max(v, y0), y1) - y0) / (y1 - y0)) * (bottom - top)).toFixed(1);
+  const spoken = all.filter((each) => each.half).map((each) => {
+    const last = each.half.at(-1) ? ` ± ${number(each.half.at(-1))}` : "";
+    return `${each.run} from ${number(each.values[0])} to ${number(each.values.at(-1))}${last}`;
+  });
   const svg = drawn("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${name}: ${spoken.join("; ")}` });
-  for (const [value, text] of ticks(y0, y1)) svg.append(drawn("path", { d: `M${left} ${y(value)}H${right}`, stroke: "#e3e6ea" }), drawn("text", { x: left - 6, y: y(value) + 4, "text-anchor": "end" }, text));
-  for (const [value, text] of ticks(x0, x1)) svg.append(drawn("path", { d: `M${x(value)} ${bottom}v4`, stroke: "#50565f" }), drawn("text", { x: x(value), y: bottom + 17, "text-anchor": "middle" }, text));
-  svg.append(drawn("path", { d: `M${left} ${top}V${bottom}H${right}`, stroke: "#50565f", fill: "none" }), drawn("text", { x: (left + right) / 2, y: H - 5, "text-anchor": "middle" }, "optimizer step"));
+  for (const [value, text] of ticks(y0, y1)) {
+    svg.append(drawn("path", { d: `M${left} ${y(value)}H${right}`, class: "grid" }), drawn("text", { x: left - 6, y: +y(value) + 4, "text-anchor": "end" }, text));
+  }
+  for (const [value, text] of ticks(x0, x1)) {
+    svg.append(drawn("path", { d: `M${x(value)} ${bottom}v4`, class: "axis" }), drawn("text", { x: x(value), y: bottom + 17, "text-anchor": "middle" }, text));
+  }
+  svg.append(drawn("path", { d: `M${left} ${top}V${bottom}H${right}`, class: "axis" }), drawn("text", { x: (left + right) / 2, y: H - 5, "text-anchor": "middle" }, "optimizer step"));
   for (const line of all) {
-    const points = line.steps.map((step, i) => [x(step).toFixed(1), y(line.values[i]).toFixed(1)]), every = Math.ceil(points.length / 8);
-    svg.append(drawn("path", { d: `M${points.map((point) => point.join(" ")).join("L")}`, fill: "none", stroke: line.colour, "stroke-width": 1.8, "stroke-dasharray": line.dash }));
-    if (line.dash === "none") svg.append(...points.filter((_, i) => i % every === 0 || i === points.length - 1).map(([px, py]) => drawn("text", { x: px, y: py, class: "marker", fill: line.colour }, line.marker)));
+    const path = (values) => line.steps.map((step, i) => `${x(step)} ${y(values[i])}`);
+    if (line.half && line.half.some((each) => each)) {
+      svg.append(drawn("path", { d: `M${[...path(ends(line, 1)), ...path(ends(line, -1)).reverse()].join("L")}Z`, class: `band ${line.classes}` }));
+    }
+    svg.append(drawn("path", { d: `M${path(line.values).join("L")}`, class: `line ${line.classes}`, "stroke-dasharray": line.dash }));
+    const every = Math.ceil(line.steps.length / 8), marked = (i) => line.half && (i % every === 0 || i === line.steps.length - 1);
+    line.steps.forEach((step, i) => {
+      if (marked(i)) svg.append(drawn("text", { x: x(step), y: y(line.values[i]), class: `marker ${line.classes}` }, line.marker));
+    });
   }
   return element("figure", "", element("figcaption", "", name), svg);
 }
 
 function legend(runs, names) {
-  const item = (text, colour, dash, marker) => element("li", "", drawn("svg", { viewBox: "0 0 46 14", "aria-hidden": "true" },
-    drawn("path", { d: "M2 7H44", stroke: colour, "stroke-width": 1.8, "stroke-dasharray": dash }), drawn("text", { x: 23, y: 7, class: "marker", fill: colour }, marker)), text);
-  return element("ul", "legend", ...runs.map((run, place) => run.curves.length ? item(run.system ? `${run.name} (${run.system})` : run.name, COLOURS[place % COLOURS.length], "none", MARKERS[place % MARKERS.length]) : null),
-    ...BASELINES.filter(([prefix]) => names.some((each) => each.startsWith(prefix))).map(([, text, dash]) => item(text, "#1b1e24", dash, "")));
+  const item = (text, classes, dash, marker) => element("li", "", drawn("svg", { viewBox: "0 0 46 14", "aria-hidden": "true" },
+    drawn("path", { d: "M2 7H44", class: `line ${classes}`, "stroke-dasharray": dash }), drawn("text", { x: 23, y: 7, class: `marker ${classes}` }, marker)), text);
+  const own = runs.map((run, place) => run.curves.length ? item(run.system ? `${run.name} (${run.system})` : run.name, `run${place % 8}`, "none", MARKERS[place % MARKERS.length]) : null);
+  const band = names.some((each) => each.startsWith(HALF)) ? element("li", "", "band: 95 % interval over the questions") : null;
+  return element("ul", "legend", ...own, ...BASELINES.filter(([prefix]) => names.some((each) => each.startsWith(prefix))).map(([, text, dash]) => item(text, "", dash, "")), band);
 }
 
 function curveSection(runs) {
   const names = [...new Set(runs.flatMap((run) => run.curves.map((each) => each.name)))];
-  const own = names.filter((name) => !BASELINES.some(([prefix]) => name.startsWith(prefix))).sort();
-  const first = runs.flatMap((run) => FIRST.flatMap(([most, wanted]) => own.filter((name) => wanted.test(name) && run.curves.some((each) => each.name === name)).slice(0, most)));
-  const charts = element("div", "charts", ...own.filter((name, i) => first.length ? first.includes(name) : i < 6).map((name) => chart(runs, name)));
+  const own = names.filter((name) => ![HALF, ...BASELINES.map(([prefix]) => prefix)].some((prefix) => name.startsWith(prefix))).sort();
+  const has = (run, name) => run.curves.some((each) => each.name === name);
+  const first = runs.flatMap((run) => FIRST.flatMap(([most, wanted]) => own.filter((name) => wanted.test(name) && has(run, name)).slice(0, most)));
+  const charts = element("div", "charts", ...own.filter((name, i) => (first.length ? first.includes(name) : i < 6)).map((name) => chart(runs, name)));
   const more = choice([["", `add one of ${own.length}…`], ...own.map((name) => [name, name])], () => {
     charts.append(chart(runs, more.value));
     charts.lastChild.scrollIntoView({ block: "nearest" });
     more.value = "";
   });
-  const notes = runs.flatMap((run) => run.notes.map((note) => runs.length > 1 ? `${run.name}: ${note}` : note));
+  const notes = runs.flatMap((run) => run.notes.map((note) => (runs.length > 1 ? `${run.name}: ${note}` : note)));
   const part = element("section", "", element("h2", "", "Learning curves"), noteList(notes));
   if (names.length) part.append(legend(runs, names), charts, element("div", "bar more", labelled("Another curve", more)));
   return part;
 }
 
 // ---------------------------------------------------------------- episodes
-const PAGE = 50;
-const UNKNOWN = -Infinity, won = (e) => e.before && e.before.score !== null && e.score !== null ? e.score - e.before.score : UNKNOWN;
+const PAGE = 50, UNKNOWN = -Infinity;
+const won = (e) => (e.before && e.before.score !== null && e.score !== null ? e.score - e.before.score : UNKNOWN);
+const changed = (e) => e.before !== null && e.solved !== null && e.before.solved !== null && e.before.solved !== e.solved;
+const SOLVED = { all: () => true, right: (e) => e.solved === true, wrong: (e) => e.solved === false, unknown: (e) => e.solved === null, changed };
 const ORDERS = {
   log: ["as in the log", null],
   regret: ["worst regret first", (e) => e.regret ?? UNKNOWN],
-  best: ["least regret first", (e) => e.regret === null ? UNKNOWN : -e.regret],
-  lost: ["lost most by training first", (e) => won(e) === UNKNOWN ? UNKNOWN : -won(e)],
+  best: ["least regret first", (e) => (e.regret === null ? UNKNOWN : -e.regret)],
+  lost: ["lost most by training first", (e) => (won(e) === UNKNOWN ? UNKNOWN : -won(e))],
   won: ["won most by training first", won],
 };
 
@@ -126,25 +163,37 @@ function tokenSpan([id, text], kind, logProb) {
   return made;
 }
 
+function tokensOf(pool, step) {
+  const spans = step.tokens.map((at, i) => tokenSpan(pool[at], step.kind, step.log_probs[i]));
+  const cut = spans.length > FOLD ? FOLD / 2 : spans.length;
+  return folded(`tokens ${step.kind}`, spans.slice(0, cut), spans.slice(cut), `${spans.length - cut} tokens`);
+}
+
 // What was done: `steps`; `other`: names that the other model found, to mark what only this one did.
 function path(section, title, steps, other) {
-  const pool = section.pool, gold = (each) => each[2] ? element("span", "star", "★ gold") : null;
-  const found = (each) => element("li", each[2] ? "gold" : "", headLine(element("b", "", pool[each[0]]), each[1] === null ? "" : `${section.words.found} ${number(each[1])}`.trim(), gold(each),
-    other && !other.has(each[0]) ? "only here" : ""), pool[each[3]] ? element("div", "text", pool[each[3]]) : null);
+  const pool = section.pool;
+  const found = ([name, score, gold, text]) => element("li", gold ? "gold" : "",
+    headLine(element("b", "", pool[name]), score === null ? "" : `${section.words.found} ${number(score)}`.trim(), gold ? element("span", "star", "★ gold") : null, other && !other.has(name) ? "only here" : ""),
+    pool[text] ? textOf(pool[text]) : null);
   const item = (step, place) => {
-    if (step.tokens) return element("li", "", headLine(...step.head), element("pre", step.kind, ...step.tokens.map((at, i) => tokenSpan(pool[at], step.kind, step.log_probs[i]))));
-    return element("li", "", headLine(element("b", "", steps.length > 1 ? `step ${place + 1}` : ""), ...step.head), step.query === null ? null : element("div", "query", step.query || "(no query)"),
-      step.text ? element("div", "text", step.text) : null, step.found.length ? element("ul", "found", ...step.found.map(found)) : headLine("found nothing"));
+    if (step.tokens) return element("li", "", headLine(...step.head), tokensOf(pool, step));
+    return element("li", "", headLine(element("b", "", steps.length > 1 ? `step ${place + 1}` : ""), ...step.head),
+      step.query === null ? null : element("div", "query", step.query || "(no query)"), step.text ? textOf(step.text) : null,
+      step.found.length ? element("ul", "found", ...step.found.map(found)) : headLine("found nothing"));
   };
   return element("div", "", element("h3", "", title), element("ol", "path", ...steps.map(item)));
 }
 
 function episodeBody(section, episode) {
   const before = episode.before, names = (steps) => new Set(steps.flatMap((step) => (step.found || []).map((each) => each[0])));
-  const facts = [["question", episode.question], ["answered", episode.answered ?? null], ["right answer", episode.answers.join(" / ") || null], ...episode.facts, ["id", episode.key.filter((each) => each).join(", ")]];
-  const early = before && names(before.steps), body = element("div", "body", element("dl", "facts", ...facts.filter(([, text]) => text !== null).flatMap(([name, text]) => [element("dt", "", name), element("dd", "", text || "–")])));
-  const paths = element("div", "paths", path(section, "By the trained model", episode.steps, early));
-  if (before) paths.append(path(section, ["Before training", before.score === null ? "" : `${section.words.score} ${number(before.score)}`, before.answered].filter((each) => each).join(", "), before.steps, names(episode.steps)));
+  const facts = [["question", episode.question], ["answered", episode.answered], ["right answer", episode.answers.join(" / ") || null], ...episode.facts, ["id", episode.key.filter((each) => each).join(", ")]];
+  const known = facts.filter(([, text]) => text !== null).flatMap(([name, text]) => [element("dt", "", name), element("dd", "", textOf(text || "–"))]);
+  const body = element("div", "body", element("dl", "facts", ...known));
+  const paths = element("div", "paths", path(section, "By the trained model", episode.steps, before && names(before.steps)));
+  if (before) {
+    const score = before.score === null ? "" : `${section.words.score} ${number(before.score)}`;
+    paths.append(path(section, ["Before training", score, before.answered].filter((each) => each).join(", "), before.steps, names(episode.steps)));
+  }
   if (episode.missed.length) paths.append(path(section, `Gold that was not found: ${episode.missed.length}`, [{ head: [], query: null, found: episode.missed }]));
   if (section.kind === "tokens") {
     const tool = button("Show log-probabilities", () => tool.setAttribute("aria-pressed", String(body.classList.toggle("with-numbers"))));
@@ -156,9 +205,11 @@ function episodeBody(section, episode) {
 }
 
 function episodeItem(section, episode) {
-  const words = section.words, solved = episode.solved, item = element("details", "episode"), value = (name, text) => element("span", "number", text === null || !name ? "" : `${name} ${text}`);
-  item.append(element("summary", "", solved === null ? element("span", "mark unknown", "? unknown") : element("span", solved ? "mark yes" : "mark no", solved ? `✓ ${words.solved}` : `✗ ${words.unsolved}`),
-    value(words.hops, episode.hops), value(words.score, episode.score === null ? null : number(episode.score)), value("regret", episode.regret === null ? null : number(episode.regret)), element("span", "question", episode.question)));
+  const words = section.words, item = element("details", "episode");
+  const value = (name, text) => element("span", "number", text === null || !name ? "" : `${name} ${text}`);
+  const mark = { true: ["yes", `✓ ${words.solved}`], false: ["no", `✗ ${words.unsolved}`], null: ["unknown", "? unknown"] }[episode.solved];
+  item.append(element("summary", "", element("span", `mark ${mark[0]}`, mark[1], changed(episode) ? ` (was ${episode.solved ? "✗" : "✓"})` : ""), value(words.hops, episode.hops),
+    value(words.score, episode.score === null ? null : number(episode.score)), value("regret", episode.regret === null ? null : number(episode.regret)), element("span", "question", episode.question)));
   item.fill = () => { if (item.children.length === 1) item.append(episodeBody(section, episode)); }; // for "open all", which must not wait for the event
   item.addEventListener("toggle", () => { if (item.open) item.fill(); });
   return item;
@@ -166,9 +217,9 @@ function episodeItem(section, episode) {
 
 // Whether an episode holds the words. Texts in the pool are looked at once each, not once an episode.
 function finder(section, words) {
-  const has = (text) => (text || "").toLowerCase().includes(words), texts = new Set(section.pool.flatMap((text, at) => typeof text === "string" && has(text) ? [at] : []));
+  const has = (text) => (text || "").toLowerCase().includes(words), texts = new Set(section.pool.flatMap((text, at) => (typeof text === "string" && has(text) ? [at] : [])));
   const found = (each) => texts.has(each[0]) || texts.has(each[3]);
-  const step = (each) => each.tokens ? has(each.tokens.map((at) => section.pool[at][1]).join("")) : has(each.query) || has(each.text) || each.found.some(found);
+  const step = (each) => (each.tokens ? has(each.tokens.map((at) => section.pool[at][1]).join("")) : has(each.query) || has(each.text) || each.found.some(found));
   return (e) => [e.question, e.answered, ...e.answers, ...e.key].some(has) || e.facts.some(([, text]) => has(text)) || e.steps.some(step) || e.missed.some(found);
 }
 
@@ -176,7 +227,8 @@ function episodeSection(section, place) {
   const { episodes, words } = section, list = element("div", "episodes"), status = element("output"), has = (test) => episodes.some(test);
   let shown = episodes, at = 0, timer = 0;
   const counts = [...new Set(episodes.map((each) => each.hops))].filter((each) => each !== null).sort((a, b) => a - b);
-  const solved = choice([["", "all"], ["true", words.solved], ["false", words.unsolved], ["null", "unknown"]].filter(([value]) => !value || has((e) => String(e.solved) === value)), renew);
+  const named = { right: words.solved, wrong: words.unsolved, changed: "changed by training" };
+  const solved = choice(Object.keys(SOLVED).filter((name) => has(SOLVED[name])).map((name) => [name, named[name] || name]), renew);
   const hops = choice([["", "any"], ...counts.map((count) => [count, `${count}`])], renew);
   const orders = Object.entries(ORDERS).filter(([, [, value]]) => !value || has((e) => value(e) !== UNKNOWN));
   const order = choice(orders.map(([name, [text]]) => [name, text]), renew), search = Object.assign(element("input"), { type: "search" });
@@ -189,8 +241,8 @@ function episodeSection(section, place) {
 
   function renew() {
     const text = search.value.trim().toLowerCase(), holds = text ? finder(section, text) : () => true, value = ORDERS[order.value][1];
-    shown = episodes.filter((e) => (!solved.value || String(e.solved) === solved.value) && (!hops.value || e.hops === Number(hops.value)) && holds(e));
-    if (value) shown.sort((a, b) => value(a) === value(b) ? 0 : value(b) - value(a)); // stable: equal ones stay as in the log
+    shown = episodes.filter((e) => SOLVED[solved.value](e) && (!hops.value || e.hops === Number(hops.value)) && holds(e));
+    if (value) shown.sort((a, b) => (value(a) === value(b) ? 0 : value(b) - value(a))); // stable: equal ones stay as in the log
     at = 0;
     draw();
   }
@@ -220,9 +272,17 @@ function episodeSection(section, place) {
   return part;
 }
 
+// The keys j and k go to the next and the previous episode; Enter opens it.
+document.addEventListener("keydown", (event) => {
+  const by = { j: 1, k: -1 }[event.key];
+  if (!by || event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select")) return;
+  const every = [...document.querySelectorAll("details.episode > summary")], own = event.target.closest("details.episode");
+  const next = every[own ? every.indexOf(own.firstChild) + by : 0];
+  if (next) next.focus();
+});
+
 (() => {
   const { about, runs, sections } = JSON.parse(document.getElementById("data").textContent);
   document.getElementById("about").textContent = about;
   document.getElementById("main").append(curveSection(runs), ...sections.map(episodeSection));
-  document.body.dataset.ready = "yes";
 })();

@@ -52,7 +52,8 @@ def tool_evaluation(
             sampled = sum(len(turn.sampled) for segment in each.segments for turn in segment)
             tally = {**each.facts["tally"], "sampled_tokens": sampled}
             rows.append(episode_columns(each.parts, tally, each.status))
-    scores = {best_by: 0.0, REWARD: 0.0} | means(columns_of(rows))
+    columns = columns_of(rows)
+    scores = {best_by: 0.0, REWARD: 0.0} | means(columns)
     scores["failed_share"] = 1 - len(rows) / len(played) if played else 0.0
     shown = (*_SHOWN, "failed_share") if "searches" in scores else [*scores]
     values = ", ".join(f"{name} {scores[name]:.3f}" for name in shown)
@@ -60,8 +61,8 @@ def tool_evaluation(
         f"step {step}: {values} on {len(played)} questions",
         scores,
         best_by,
+        columns,
         episodes=sampler(PREDICTIONS, range(len(played)), row_of),
-        each=[row[best_by] for row in rows],
     )
 
 
@@ -93,8 +94,8 @@ def query_evaluation(step: int, rows: Sequence[Searched], best_by: str) -> Evalu
         f"step {step}: {'; '.join(parts)}{without}; {len(rows)} questions",
         scores,
         f"hop{last}/{best_by}",
+        hop_columns([row for row in rows if not row.failed]),
         episodes=sampler(HOPS, rows),
-        each=[row.hops[-1].scores[best_by] for row in rows if not row.failed],
     )
 
 
@@ -154,7 +155,7 @@ def rewrite_evaluation(
         f"{len(tasks)} queries"
     )
     kept = sampler(REWRITES, rows)
-    found = Evaluation.of(line, scores, best_by, episodes=kept, each=[*columns[best_by]])
+    found = Evaluation.of(line, scores, best_by, columns, episodes=kept)
     found.baselines.update({f"original/{name}": value for name, value in baselines.items()})
     return found
 

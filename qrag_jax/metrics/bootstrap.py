@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -38,6 +39,14 @@ def mean_interval(values: Values) -> tuple[float, float, float]:
         rng=np.random.default_rng(_SEED),
     ).confidence_interval
     return float(data.mean()), float(low), float(high)
+
+
+def half_width(values: Values) -> float:
+    """Half of the 95 % interval of a mean, by its standard error, n ≥ 2: for learning curves.
+
+    Near the bootstrap's from 20 values on, and far cheaper: one is made of each score at each step.
+    """
+    return 1.96 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
 def paired_interval(a: Values, b: Values) -> tuple[float, float, float]:

@@ -69,6 +69,8 @@ def test_means_are_over_all_questions() -> None:
     assert evaluation.score == evaluation.scores["hop2/recall"] == pytest.approx(0.5)
     assert evaluation.metrics["eval/hop1/recall"] == evaluation.baselines["untrained/hop1/recall"]
     assert evaluation.each == [1.0, 0.0, 0.5]
+    half = 1.96 * 0.5 / 3**0.5  # the deviation of these three is 0.5
+    assert evaluation.metrics["eval_half_width/hop2/recall"] == pytest.approx(half)
 
 
 GOLD = Gold("q", "Where?", ("Oslo",), frozenset({"p"}))
