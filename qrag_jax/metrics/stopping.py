@@ -35,12 +35,12 @@ def tune(
     out: Path | None = None,
     budgets: Sequence[str] | None = None,
     objective: str = "fact_f1",
-) -> None:
-    """Tunes the threshold, prints the report on `test_log`, or on a half, and writes its files.
+) -> list[str]:
+    """Tunes the threshold and writes the files; the lines are the report on `test_log`, or a half.
 
     `budgets` are fixed ones to compare with; None: 1, 2, …, all.
     """
-    parts = _parts(log, test_log)
+    parts, told = _parts(log, test_log)
     (held_out, (_, tuned)), (test, (_, tested)) = parts.items()
     if not any(row.pred_idx for row in tuned):
         raise InputError(
@@ -80,15 +80,17 @@ def tune(
         for rule, found in intervals.items():
             star = " *" if rule in ("threshold", f"budget_{budget}") else ""
             lines.append((f"  {labels[rule]}{star}", found))
-    print("\n".join(score_table(lines, COLUMNS)))
-    print(f"*: chosen for its {objective} on the {held_out}, fewest steps among equals")
+    told += score_table(lines, COLUMNS)
+    told.append(f"*: chosen for its {objective} on the {held_out}, fewest steps among equals")
     shown = {name: scores[test]["threshold"][name] for name in ("fact_f1", objective, "steps")}
     for other in ("no_stopping", f"budget_{budget}"):
         differences = gains(shown, scores[test][other]).items()
         text = ", ".join(f"{name} {interval_text(gain, sign=True)}" for name, gain in differences)
-        print(f"{test}: {labels['threshold']} - {labels[other]}: {text}")
+        told.append(f"{test}: {labels['threshold']} - {labels[other]}: {text}")
     if shared := len({row.id for row in tuned} & {row.id for row in tested}):
-        print(f"note: {shared} ids are in both logs; a threshold is best tuned on other questions")
+        told.append(
+            f"note: {shared} ids are in both logs; a threshold is best tuned on other questions"
+        )
     folder = out or log.parent
     picture, path = folder / "stopping.png", folder / REPORT
     title = f"{objective} is highest at Q = {threshold:.4g} ({len(tuned)} questions)"
@@ -96,11 +98,14 @@ def tune(
     with writing(folder, "--out"):
         plot_thresholds(thresholds.tolist(), curves, threshold, picture, title)
         write_whole(path, json.dumps(summary, indent=2) + "\n")
-    print(f"threshold: {threshold!r} in {path}\nplot: {picture}")
+    return [*told, f"threshold: {threshold!r} in {path}", f"plot: {picture}"]
 
 
-def _parts(log: Path, test: Path | None) -> dict[str, tuple[Path, list[Row]]]:
-    """The log and the rows to tune on, and those to report on, by what they are called."""
+def _parts(log: Path, test: Path | None) -> tuple[dict[str, tuple[Path, list[Row]]], list[str]]:
+    """The log and the rows to tune on, and those to report on, by what they are called.
+
+    And a line that says how one log is split.
+    """
     rows = _played(log)
     if test is not None:
         other = _played(test)
@@ -108,15 +113,15 @@ def _parts(log: Path, test: Path | None) -> dict[str, tuple[Path, list[Row]]]:
             raise InputError(
                 f"--log={log} and --test={test} hold the same rows; leave --test out to split them"
             )
-        return {"held-out log": (log, rows), "test log": (test, other)}
+        return {"held-out log": (log, rows), "test log": (test, other)}, []
     halves = [[row for row in rows if half(row.id) == side] for side in (0, 1)]
     if not all(halves):
         raise InputError(f"{log} has too few questions to be split in two halves; give --test")
-    print(
+    told = (
         f"no --test: {log} is split by a hash of the ids, {len(halves[0])} questions to tune on "
         f"and {len(halves[1])} others to report on"
     )
-    return {"tuning half": (log, halves[0]), "other half": (log, halves[1])}
+    return {"tuning half": (log, halves[0]), "other half": (log, halves[1])}, [told]
 
 
 def _played(log: Path) -> list[Row]:
