@@ -46,7 +46,6 @@ class NegativesConfig:
             )
 
 
-_ORDERED = frozenset({"two_wiki", MUSIQUE})
 # Settings of the sources that make their own documents.
 SETTINGS: dict[str, type] = {BABILONG: BabilongConfig, NIAH: NiahConfig}
 
@@ -117,8 +116,8 @@ class DataConfig:
     def ordered(self) -> frozenset[str]:
         """The sources whose supporting facts are needed in the order of the data."""
         every = frozenset(self.sources)
-        known = {"data": every, "any": frozenset[str](), "auto": every & _ORDERED}
-        return known[self.gold_order]
+        by_data = frozenset(name for name in every & SOURCES.keys() if SOURCES[name].ordered)
+        return {"data": every, "any": frozenset[str](), "auto": by_data}[self.gold_order]
 
     @property
     def passage_separator(self) -> str:

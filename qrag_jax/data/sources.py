@@ -465,6 +465,7 @@ class Source:
     rule: str = "squad"  # how answers are scored, a name in `metrics.answers.RULES`
     # A record and its answers → the sub-questions, or BadRecord; None: it has no decompositions
     hops: Callable[[Record, Sequence[str]], tuple[SubQuestion, ...]] | None = None
+    ordered: bool = False  # whether supporting facts follow the reasoning, for the stage imitate
 
 
 HUB_SPLITS: Mapping[Split, str] = {"train": "train", "dev": "validation"}
@@ -482,6 +483,7 @@ SOURCES: dict[str, Source] = {
         ("dgslibisey/MuSiQue",),
         "musique",
         musique_hops,
+        ordered=True,
     ),
     # 2WikiMultiHopQA (Ho et al., COLING 2020). The authors' copy needs a loading script, which
     # `datasets` no longer runs. This copy has the same splits in HotpotQA's hub layout.
@@ -491,6 +493,7 @@ SOURCES: dict[str, Source] = {
         ("framolfese/2WikiMultihopQA",),
         "hotpotqa",
         two_wiki_hops,
+        ordered=True,
     ),
     # RULER publishes a generator, not data; "validation" is the name that it uses.
     NIAH: Source(

@@ -15,6 +15,7 @@ from qrag_jax.data.loading import (
     LoadedSamples,
     load_questions,
     load_split,
+    load_splits,
     without_questions,
 )
 from qrag_jax.data.reading import (
@@ -25,7 +26,8 @@ from qrag_jax.data.reading import (
     read_parts,
     without_asked,
 )
-from qrag_jax.data.sample import Passage, is_held_out
+from qrag_jax.data.sample import BadRecord, Passage, Sample, is_held_out
+from qrag_jax.data.sources import SOURCES, Source, answer_rule
 from qrag_jax.errors import InputError
 from tests.data.real_data import real
 from tests.support import worlds
@@ -99,6 +101,31 @@ def test_questions_of_both_splits_are_evaluated_on_alone(tmp_path: Path) -> None
     assert without_asked([*train.all], dev.all) == [*kept.all]
     with pytest.raises(InputError, match=r"config\.questions\.train"):
         without_asked([*dev.all], dev.all)
+
+
+def test_a_data_set_is_a_row_and_a_parser(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(record: dict[str, Any]) -> Sample:
+        if not record["needs"]:
+            raise BadRecord("no supporting facts")
+        texts, needs = tuple(record["texts"]), tuple(record["needs"])
+        return Sample(record["key"], record["ask"], texts, needs, (record["right"],), "quiz")
+
+    row = Source(parse, "quiz_train.jsonl", "quiz_dev.jsonl", ("quiz",), rule="ruler", ordered=True)
+    monkeypatch.setitem(SOURCES, "quiz", row)
+    for split, count in (("train", 4), ("dev", 2)):
+        rows = [
+            {"key": f"{split}-{n}", "ask": f"{split} {n}?", "texts": ["a", "b"], "right": "a"}
+            | {"needs": [1, 0] if n else []}
+            for n in range(count)
+        ]
+        write_lines(tmp_path / "quiz" / f"quiz_{split}.jsonl", rows)
+    settings = config({"quiz": 1.0}, str(tmp_path))
+    train, dev = load_splits(settings, settings, hold_out=True)
+    assert [sample.id for sample in train.all] == ["train-1", "train-2", "train-3"]
+    assert [sample.support for sample in dev.all] == [(1, 0)]
+    assert "1 no supporting facts" in train.report[0]
+    assert settings.ordered == {"quiz"}
+    assert answer_rule("quiz") == "ruler"
 
 
 def test_paths_and_sources_that_are_refused(tmp_path: Path) -> None:
