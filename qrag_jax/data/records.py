@@ -95,8 +95,10 @@ class _File:
             self._file.seek(0)
             yield from self.lines()
             return
-        records = json.loads(data.decode()) if data.strip() else []
-        del data
+        text = data.decode()
+        del data, line  # bytes, text and records of half a gigabyte would be too much at once
+        records = json.loads(text) if text.strip() else []
+        del text
         if isinstance(records, dict):
             records = records.get("data")
         if not isinstance(records, list):
