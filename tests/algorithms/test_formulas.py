@@ -18,6 +18,7 @@ from qrag_jax.algorithms.advantages import (
     discounted_return,
     group_advantages,
     mixed_advantages,
+    step_advantages,
     varies,
 )
 from qrag_jax.algorithms.policy_gradient import (
@@ -88,6 +89,16 @@ def test_several_rewards_count_by_their_weights_whatever_their_units() -> None:
         np.testing.assert_allclose(found[group], slow_group(total, valid[0]), atol=1e-4)
     with pytest.raises(ValueError, match="shorter"):
         mixed_advantages([one], (1.0, 0.5), valid)
+
+
+def test_rewards_of_actions_are_normalised_together_and_summed_to_the_end() -> None:
+    rng = np.random.default_rng(3)
+    rewards, valid = rng.random((4, 3, 5)).astype(np.float32), rng.random((4, 3, 5)) < 0.7
+    found = step_advantages(jnp.array(rewards), valid)
+    for group in range(4):
+        normal = slow_group(rewards[group].ravel(), valid[group].ravel()).reshape(3, 5)
+        to_go = np.cumsum(normal[:, ::-1], axis=1)[:, ::-1]
+        np.testing.assert_allclose(found[group], np.where(valid[group], to_go, 0), atol=1e-4)
 
 
 def test_discounted_return() -> None:

@@ -173,6 +173,9 @@ def test_pairs_by_hand() -> None:
     assert len(by_level(state(("a", 0.1 + 0.2), ("b", 0.3), ("c", 0.3 + 1e-5)))) == 2
     cased = pairs_of(state(("River Ouse", 0.5), ("b", 0.25), ("river\t ouse", 0.0)), LERET)
     assert texts(cased) == [("River Ouse", "b")]
+    # Of equal queries of one reward the first counts.
+    twice = pairs_of(state(("Ouse", 0.5), ("b", 0.25), ("ouse", 0.5)), LERET)
+    assert texts(twice) == [("Ouse", "b")]
 
 
 def test_what_is_left_out() -> None:

@@ -19,7 +19,7 @@ from qrag_jax.learners.optimizers import (
     learning_rate_schedule,
     make_optimizer,
 )
-from qrag_jax.learners.state import Parts, TrainState, dropout_key
+from qrag_jax.learners.state import Parts, TrainState, dropout_key, episode_keys
 from qrag_jax.learners.update import Learner
 from qrag_jax.runtime.mesh import shard_batch
 from qrag_jax.runtime.platform import CompilationCounter
@@ -86,14 +86,14 @@ def test_an_element_whose_update_overflows_keeps_its_value_and_all_do_if_the_nor
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
 
 
-def test_the_key_changes_with_the_step_and_is_no_episodes() -> None:
+def test_each_step_has_its_own_keys_of_dropout_and_of_episodes() -> None:
     state = Parts(optax.sgd(1.0)).build({}, jax.random.key(42))
     keys = set()
     for step in range(5):
-        key = dropout_key(state._replace(step=jnp.int32(step)))
-        step_key = jax.random.fold_in(state.key, step)
-        keys |= {tuple(jax.random.key_data(k).tolist()) for k in (key, step_key)}
-    assert len(keys) == 10
+        own = dropout_key(state._replace(step=jnp.int32(step)))
+        every = own, *episode_keys(state, jnp.int32(step), 3)
+        keys |= {tuple(jax.random.key_data(k).tolist()) for k in every}
+    assert len(keys) == 5 * (1 + 3)
 
 
 # ------------------------------------------------------------------------ learning rates, AdamW
