@@ -86,6 +86,19 @@ def test_an_element_whose_update_overflows_keeps_its_value_and_all_do_if_the_nor
     jax.tree.map(np.testing.assert_array_equal, after.params, state.params)
 
 
+def test_targets_follow_the_weights_by_tau() -> None:
+    parts, nowhere = Parts(optax.sgd(1.0), has_targets=True), cast(Any, None)
+    learner = Learner(mesh=nowhere, shardings=nowhere, parts=parts, schedule=SCHEDULE)
+    state = parts.build({"w": jnp.zeros(1)}, jax.random.key(42))
+    for gradient, target in ((-4.0, 0.1), (0.0, 0.19)):
+        given = {"w": jnp.array([gradient])}
+        one, four = jnp.float32(1), jnp.float32(4)
+        state, metrics = learner.learn(state, (given, None), one, four, tau=0.1)
+        assert float(metrics["grad_norm"]) == abs(gradient) / 4
+        np.testing.assert_allclose(state.params["w"], [1.0])
+        np.testing.assert_allclose(state.target_params["w"], [target], rtol=1e-6)
+
+
 def test_each_step_has_its_own_keys_of_dropout_and_of_episodes() -> None:
     state = Parts(optax.sgd(1.0)).build({}, jax.random.key(42))
     keys = set()
