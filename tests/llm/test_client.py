@@ -269,6 +269,17 @@ def test_single_calls_hide_a_repeated_key() -> None:
     assert KEY not in reply.reason
 
 
+def test_a_failure_does_not_repeat_the_key(
+    make_client: MakeClient, server: ModelServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_KEY", KEY)
+    server.script = lambda call: Reply(f"you sent {call.headers['authorization']}", status=401)
+    (failure,) = make_client(api_key_env="A_KEY").ask_blocking([chat("a")])
+    assert isinstance(failure, Failure)
+    assert "you sent" in failure.message
+    assert KEY not in failure.message
+
+
 def test_prompts_go_to_no_other_server(
     make_client: MakeClient, server: ModelServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
