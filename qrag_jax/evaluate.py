@@ -149,8 +149,8 @@ def _of_log(log: Path) -> int:
     out = Path(OUT.value) if OUT.value else None
     if not FILTER.value:
         test = Path(TEST.value) if TEST.value else None
-        options = {"budgets": BUDGETS.value, "objective": OBJECTIVE.value}
-        print("\n".join(tune(log, test_log=test, out=out, **options)))
+        lines = tune(log, test_log=test, out=out, budgets=BUDGETS.value, objective=OBJECTIVE.value)
+        print("\n".join(lines))
         return 0
     if out is None:
         raise InputError("give the log to write, for example --out=NEW.jsonl.")

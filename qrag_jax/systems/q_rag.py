@@ -252,11 +252,11 @@ class QRag:
 
     @cached_property
     def _imitation(self) -> Any:
-        from qrag_jax.learners.imitation import ImitationGradient
-
         config, towers = self.config, self.towers.imitating(self.config.imitating)
         assert config.imitate is not None
-        learn = ImitationGradient(towers.actor, config.imitate, config.pqn, self._feedback)
+        learn = two_towers.ImitationGradient(
+            towers.actor, config.imitate, config.pqn, self._feedback
+        )
         return two_towers.make_update(towers, learn)
 
     def _whole(self, params: Any) -> Any:

@@ -270,9 +270,7 @@ def test_a_training_with_functions_goes_on_bit_for_bit_and_is_scored(
     (resumed / "training.json").unlink()
     assert training.train(config, resumed) == 0
     assert_same_state(resumed, whole, 2)
-    summary = score_run(
-        whole, config, ScoreOptions("last", sampled=4, out=tmp_path / "out")
-    )
+    summary = score_run(whole, config, ScoreOptions("last", sampled=4, out=tmp_path / "out"))
     for groups in summary["scores"]["bm25"].values():
         assert 0 <= groups["all"]["failed_calls"]["mean"] <= groups["all"]["calls"]["mean"] > 0
     assert not (whole / "tools.log").exists()  # nothing was printed
