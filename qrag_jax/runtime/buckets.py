@@ -30,6 +30,8 @@ from qrag_jax.runtime.whole_files import (
     STEP_METADATA,
     UNFINISHED_STEP,
     default_cache,
+    inside,
+    reading,
     reason,
     write_json,
 )
@@ -165,7 +167,7 @@ class Bucket:
         for name, token in there.items():
             if name in here and record.get(name) == (here[name], token):
                 continue
-            path = self.folder / name
+            path = inside(self.folder, name)  # a name may hold ..
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f".{path.name}{PARTIAL}")
             self._store.get_file(f"{self._root}/{name}", str(partial))
@@ -210,8 +212,8 @@ class Bucket:
         with (self.folder / RECORD).with_suffix(".lock").open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # commands in one folder send in turn
             record, here = self._record(), self._files()
-            if self._leased is not None:
-                self._renew()
+            if (lease := self._leased) is not None:
+                self._renew(lease)
             changed = [name for name, size in here.items() if record.get(name, ([], ""))[0] != size]
             gone = record.keys() - here.keys()
             if not changed and not gone:
@@ -232,20 +234,21 @@ class Bucket:
 
     def take_lease(self) -> None:
         """Waits until no other machine renews its lease; refuses if one does."""
+        mine = {"host": socket.gethostname(), "folder": str(self.folder), "round": 0}
         with self._reaching():
-            seen = self._read_lease()
-            if seen and seen.get("folder") != self._name:
+            seen = self._lease()
+            if any(seen.get(name) != mine[name] for name in ("host", "folder") if seen):
                 print(f"{self.url} was last held by {seen.get('host')}; waiting whether it goes on")
                 end = time.monotonic() + 3 * INTERVAL
-                while time.monotonic() < end and (now := self._read_lease()):
+                while time.monotonic() < end and (now := self._lease()):
                     if now != seen:
                         raise InputError(
                             f"{self.url} is being trained by {now.get('host')}; wait until it "
                             "ends, or end it, or give another --workdir."
                         )
                     time.sleep(min(1.0, INTERVAL))
-            self._leased = {"host": socket.gethostname(), "folder": self._name, "round": 0}
-            self._renew()
+            self._leased = mine
+            self._renew(mine)
 
     def drop_lease(self) -> None:
         """Lets others in at once; a lease that cannot be deleted runs out."""
@@ -253,22 +256,21 @@ class Bucket:
         with contextlib.suppress(Exception):
             self._store.rm_file(f"{self._root}/{LEASE}")
 
-    @property
-    def _name(self) -> str:
-        return f"{socket.gethostname()}:{self.folder}"
+    def _renew(self, lease: dict[str, Any]) -> None:
+        lease["round"] += 1
+        self._store.makedirs(self._root, exist_ok=True)
+        self._store.pipe_file(f"{self._root}/{LEASE}", json.dumps(lease).encode())
 
-    def _renew(self) -> None:
-        if (lease := self._leased) is not None:
-            lease["round"] += 1
-            self._store.makedirs(self._root, exist_ok=True)
-            self._store.pipe_file(f"{self._root}/{LEASE}", json.dumps(lease).encode())
-
-    def _read_lease(self) -> dict[str, Any]:
+    def _lease(self) -> dict[str, Any]:
         self._store.invalidate_cache()
         try:
             return json.loads(self._store.cat_file(f"{self._root}/{LEASE}"))
         except FileNotFoundError:
             return {}
+
+    def _reaching(self) -> contextlib.AbstractContextManager[None]:
+        fix = "see its name, the credentials in the environment, and the network"
+        return reading(f"--workdir={self.url}", fix, (Exception,))
 
     # ------------------------------------------------------------ lists of files
 
@@ -308,18 +310,6 @@ class Bucket:
 
     def _write_record(self, record: dict[str, tuple[list[int], str]]) -> None:
         write_json(self.folder / RECORD, record)
-
-    @contextlib.contextmanager
-    def _reaching(self) -> Iterator[None]:
-        try:
-            yield
-        except InputError:
-            raise
-        except Exception as error:  # stores raise errors of their own
-            raise InputError(
-                f"--workdir={self.url} cannot be read or written ({reason(error)}); see its name, "
-                "the credentials in the environment, and the network."
-            ) from None
 
 
 def _rank(name: str) -> int:

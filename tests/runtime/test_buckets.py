@@ -157,6 +157,15 @@ def test_wrong_places_end_in_a_sentence(words, named, tmp_path, monkeypatch):
         write_in(words)
 
 
+def test_a_name_that_leads_out_of_the_folder_is_refused(url, tmp_path, monkeypatch):
+    on_machine("first", tmp_path, monkeypatch)
+    bucket = buckets.Bucket(url)
+    monkeypatch.setattr(bucket, "_listed", lambda: {"../../../evil": "1"})
+    bucket.folder.mkdir(parents=True)
+    with pytest.raises(InputError, match="evil"), (bucket.folder / "x").open("ab") as file:
+        bucket.fetch(file.fileno())
+
+
 def test_other_folders_stay_as_they_are():
     with buckets.staged(["--workdir=runs/a", "--config.data.path=s3://b"]) as words:
         assert words == ["--workdir=runs/a", "--config.data.path=s3://b"]
