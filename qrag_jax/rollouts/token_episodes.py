@@ -40,6 +40,7 @@ from qrag_jax.environments.episode import (
     Speak,
     ToolTask,
 )
+from qrag_jax.environments.queries import Searched
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewards import PERMANENT, Checks
 from qrag_jax.llm.outcomes import Failure, Outcome, Request
@@ -59,6 +60,7 @@ from qrag_jax.rollouts.trajectories import (
     Turn,
 )
 from qrag_jax.runtime import hosts
+from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.interrupt import LOOK_EVERY
 
 if TYPE_CHECKING:
@@ -328,6 +330,23 @@ def facts_of(ended: Ended) -> Mapping[str, Any]:
 
 # ---------------------------------------------------------------- episodes of all hosts
 
+_KINDS: dict[str, type] = {kind.__name__: kind for kind in (Closed, Failed, Searched)}
+
+
+def to_json(episode: Episode) -> list[Any]:
+    """An episode without its searches as JSON values; `from_json` reads it, to the last bit."""
+    ended = dataclasses.asdict(episode.ended)
+    if isinstance(episode.ended, Searched):
+        ended["found"] = [document._asdict() for document in episode.ended.found]
+    segments = [[turn.to_json() for turn in segment] for segment in episode.segments]
+    return [type(episode.ended).__name__, ended, segments, episode.attempts]
+
+
+def from_json(saved: Sequence[Any]) -> Episode:
+    kind, ended, segments, attempts = saved
+    turns = tuple(tuple(map(Turn.from_json, segment)) for segment in segments)
+    return Episode(typed(_KINDS[kind], ended), turns, attempts)
+
 
 def played_by_all(
     starts: Sequence[Start], play: Callable[[Sequence[Start]], list[Episode]]
@@ -342,7 +361,8 @@ def played_by_all(
     # Neighbours stay together: those of a group have one prompt, which is read once.
     part = starts[len(starts) * index // count : len(starts) * (index + 1) // count]
     own: list[Episode] = hosts.all_or_none(lambda: play(part) if part else [])
-    return [episode for episodes in hosts.values_of_each(own) for episode in episodes]
+    parts = hosts.values_of_each([*map(to_json, own)])
+    return [from_json(saved) for episodes in parts for saved in episodes]
 
 
 # ---------------------------------------------------------------- episodes of a script

@@ -11,7 +11,6 @@ import itertools
 import json
 import os
 import queue
-import socket
 import sys
 import threading
 import time
@@ -19,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 TASKS = 6
-LINK, LOCK = socket.socket(fileno=int(sys.argv[-1])), threading.Lock()
+LOCK = threading.Lock()
 
 
 def say(op: str, **fields: Any) -> None:
     with LOCK:
-        LINK.sendall(f"{json.dumps({'op': op, **fields})}\n".encode())
+        print(json.dumps({"op": op, **fields}), flush=True)
 
 
 NUMBERS, ANSWERS = itertools.count(), dict[int, queue.SimpleQueue[dict[str, Any]]]()
@@ -93,8 +92,7 @@ def first_time(mark: str) -> bool:
 
 
 def main() -> None:
-    lines = LINK.makefile("r", encoding="utf-8")
-    given = json.loads(lines.readline())
+    given = json.loads(sys.stdin.readline())
     does = given["arguments"].get("does", "chat")
     if does == "refuse":
         return say("refused", message="the environment cannot be used; name another")
@@ -108,7 +106,7 @@ def main() -> None:
         digest=str(time.time()) if does == "changes" else "same",
         code=hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
     )
-    for line in lines:
+    for line in sys.stdin:
         message = json.loads(line)
         if message["op"] == "play":
             threading.Thread(target=play, args=(given, message), daemon=True).start()

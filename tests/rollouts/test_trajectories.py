@@ -11,8 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from qrag_jax.environments import queries
+from qrag_jax.environments.episode import Closed, Document, Ended, Failed, ToolTally
 from qrag_jax.rollouts.environment_play import segments_of
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape, token_blocks
+from qrag_jax.rollouts.token_episodes import Episode, from_json, to_json
 from qrag_jax.rollouts.trajectories import (
     DONE,
     MASKED,
@@ -67,6 +70,27 @@ def episodes() -> list[TokenTrajectory]:
         )
         for number, (ours, status) in enumerate(zip(segments, statuses, strict=True))
     ]
+
+
+TALLY = ToolTally(turns=3, searches=2, repeated=1, completed=True)
+FOUND = (
+    Document("a", "A page", "# A page\nof “words” \ud800", True, 0.1 + 0.2),
+    Document("b", "", "other words", False, -3.5),
+)
+ENDED: tuple[Ended, ...] = (
+    Closed("an answer", ("a",), ("a", "b"), 2, TALLY),
+    Failed("timeout", "the service did not answer", TALLY),
+    queries.Searched("a query", tally=TALLY, outcome="no_json", found=FOUND),
+)
+
+
+def test_episodes_go_to_other_hosts_to_the_last_bit() -> None:
+    draw = np.random.default_rng(0)
+    segments = ((turn(draw, [1], 3), turn(draw, [], 2)), (turn(draw, [4, 4], 3, "length"),))
+    for ended in ENDED:
+        result = from_json(json.loads(json.dumps(to_json(Episode(ended, segments, 2)))))
+        assert (result.ended, result.attempts) == (ended, 2)
+        assert [*map(plain, result.segments)] == [*map(plain, segments)]
 
 
 def test_trajectories_are_saved_to_the_last_bit() -> None:
