@@ -39,12 +39,17 @@ _SHOWN = ("em", "f1", "recall", "citation", REWARD, "turns", "completed", "malfo
 
 
 def tool_evaluation(
-    step: int, played: Sequence[TokenTrajectory], best_by: str, row_of: Callable[[int], Prediction]
+    step: int,
+    played: Sequence[TokenTrajectory],
+    best_by: str,
+    row_of: Callable[[int], Prediction],
+    unused: Sequence[str] = (),
 ) -> Evaluation:
     """Scores an episode for each of the fixed questions of a training.
 
     Args:
         row_of: the place of a question → its row to look at.
+        unused: counts that are always 0 in this training.
     """
     rows = []
     for each in played:
@@ -52,7 +57,7 @@ def tool_evaluation(
             sampled = sum(len(turn.sampled) for segment in each.segments for turn in segment)
             tally = {**each.facts["tally"], "sampled_tokens": sampled}
             rows.append(episode_columns(each.parts, tally, each.status))
-    columns = columns_of(rows)
+    columns = {name: each for name, each in columns_of(rows).items() if name not in unused}
     scores = {best_by: 0.0, REWARD: 0.0} | means(columns)
     scores["failed_share"] = 1 - len(rows) / len(played) if played else 0.0
     shown = (*_SHOWN, "failed_share") if "searches" in scores else [*scores]

@@ -221,7 +221,8 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
         def row_of(place: int) -> Prediction:
             return self.row(trajectories[place], tasks[place])
 
-        return tool_evaluation(step, trajectories, best_by, row_of)
+        unused = () if self.config.tools.path else _OF_CALLS
+        return tool_evaluation(step, trajectories, best_by, row_of, unused)
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {
