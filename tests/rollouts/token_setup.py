@@ -195,7 +195,7 @@ class PolicyServer:
 
     def __post_init__(self) -> None:
         result = load_language_model(self.folder)
-        self._table = DECODERS[result.model_config["model_type"]].table
+        self._table = DECODERS[result.model_config["model_type"]]
         self._tokenizer = result.tokenizer
         self._model, self._base = result.model, result.params
         self._samplers: dict[tuple[float, tuple[int, ...]], DeviceSampler] = {}
