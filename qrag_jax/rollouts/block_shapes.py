@@ -16,7 +16,7 @@ from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.rollouts.chunks import Actor, RolloutConfig, widths_of
-from qrag_jax.runtime.aot import Rounds
+from qrag_jax.runtime.aot import Loops
 from qrag_jax.runtime.platform import Platform
 
 # Tokens computed at a time: as many as a CPU's caches hold, or as an accelerator needs to be busy.
@@ -33,20 +33,8 @@ def choose_block_shapes(
     platform: Platform,
 ) -> BlockShapes:
     """Blocks that suit the lengths found in the data and the devices."""
-    steps, count = rollout.max_steps, config.length_buckets
-    of_state, of_chunk = len(encoder.state_opening), len(encoder.chunk_opening)
-    widths = widths_of(rollout, encoder, shape)
-    in_state = min(rollout.max_chunk_tokens_in_state, shape.chunk_tokens)
-    chunk_lengths = np.concatenate([store.chunk_lengths for store in stores])
-    questions = np.concatenate([store.question_lengths for store in stores]) + of_state + 1
-    chunks = _histogram(chunk_lengths + chunk_width(of_chunk, 0), widths.chunk)
-    typical = int(np.minimum(chunk_lengths, in_state).mean()) + 1
-    lengths = np.concatenate([questions + t * typical for t in range(steps)])
-    states = _histogram(lengths, widths.state)
-    both = np.zeros(max(widths) + 1, np.int64)
-    both[: len(states)] += states
-    # Gradients need as many chosen chunks as states.
-    both[: len(chunks)] += chunks * states.sum() // max(chunks.sum(), 1)
+    count = config.length_buckets
+    chunks, states, both = _histograms(rollout, encoder, shape, stores)
     sizes, tokens = config.block_sizes, config.block_tokens
     choose = partial(blocks_of, platform=platform, sizes=sizes, tokens=tokens)
     # States and gradients are a small share of the tokens, so fewer shapes are enough for them.
@@ -76,8 +64,30 @@ def blocks_of(
     return choose_blocks(histogram, tokens or usual, count, sizes, multiples=multiples)
 
 
+def _histograms(
+    rollout: RolloutConfig, encoder: TextEncoder, shape: EpisodeShape, stores: Sequence[TokenStore]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """How many rows have each length: of chunks, of states, and of both in gradients."""
+    widths, chunk_lengths = widths_of(rollout, encoder, shape), _of_all(stores, "chunk_lengths")
+    chunks = _histogram(chunk_lengths + chunk_width(len(encoder.chunk_opening), 0), widths.chunk)
+    in_state = min(rollout.max_chunk_tokens_in_state, shape.chunk_tokens)
+    typical = int(np.minimum(chunk_lengths, in_state).mean()) + 1
+    questions = _of_all(stores, "question_lengths") + len(encoder.state_opening) + 1
+    lengths = np.concatenate([questions + t * typical for t in range(rollout.max_steps)])
+    states = _histogram(lengths, widths.state)
+    both = np.zeros(max(widths) + 1, np.int64)
+    both[: len(states)] += states
+    # Gradients need as many chosen chunks as states.
+    both[: len(chunks)] += chunks * states.sum() // max(chunks.sum(), 1)
+    return chunks, states, both
+
+
 def _histogram(lengths: np.ndarray, longest: int) -> np.ndarray:
     return np.bincount(np.minimum(lengths, longest), minlength=longest + 1)
+
+
+def _of_all(stores: Sequence[TokenStore], name: str) -> np.ndarray:
+    return np.concatenate([getattr(store, name) for store in stores])
 
 
 # ---------------------------------------------------------------- rounds
@@ -87,43 +97,34 @@ def _histogram(lengths: np.ndarray, longest: int) -> np.ndarray:
 
 def loop_rounds(
     actor: Actor, shape: EpisodeShape, stores: Sequence[TokenStore], questions: int
-) -> dict[tuple[int, int], Rounds]:
+) -> Loops:
     """Each loop of playing and learning, by the number and width of its rows.
 
     Of so many questions on a device; no text is taken for a repeated one, and no episode ends
-    early. Learning in the step that plays pads the rows of both towers to the wider ones, and has
-    the mean of both. Learning from scored episodes has a loop for each tower; that of the wider
-    rows gets the mean, too.
+    early. Learning has as many rows of chunks as of states, and takes the mean of both.
     """
     encoder, rollout, shapes = actor.encoder, actor.config, actor.block_shapes
-    widths, steps = widths_of(rollout, encoder, shape), rollout.max_steps
-    question_lengths, chunk_counts, chunk_lengths = (
-        np.concatenate([getattr(store, name) for store in stores])
-        for name in ("question_lengths", "chunk_counts", "chunk_lengths")
-    )
-    opening = chunk_width(len(encoder.chunk_opening), 0)
-    chunk = float(np.minimum(chunk_lengths + opening, widths.chunk).mean())
-    in_state = np.minimum(chunk_lengths, rollout.max_chunk_tokens_in_state).mean() + 1
-    first_state = question_lengths.mean() + len(encoder.state_opening) + 1
-    state = min(float(first_state + in_state * (steps - 1) / 2), widths.state)
-    columns, learned = shape.chunks + rollout.stop_action, steps * questions
-    narrower = state if widths.chunk > widths.state else chunk
-    chunks = questions * float(chunk_counts.mean()) * chunk
+    histograms = _histograms(rollout, encoder, shape, stores)
+    chunk, state, both = (float(np.average(range(len(h)), weights=h)) for h in histograms)
+    widths, learned = widths_of(rollout, encoder, shape), rollout.max_steps * questions
+    present = questions * float(_of_all(stores, "chunk_counts").mean())
+    learning = rounds_of(shapes.gradients, learned * both)
     return {
-        (questions * columns, widths.chunk): rounds_of(shapes.chunks, chunks),
-        (learned, min(widths)): rounds_of(shapes.gradients, learned * narrower),
-        (learned, max(widths)): rounds_of(shapes.gradients, learned * (chunk + state) / 2),
+        (questions * (shape.chunks + rollout.stop_action), widths.chunk): rounds_of(
+            shapes.chunks, present * chunk
+        ),
+        (learned, min(widths)): learning,
+        (learned, max(widths)): learning,
         (questions, widths.state): rounds_of(shapes.states, questions * state),
     }
 
 
-def rounds_of(blocks: Blocks, tokens: float) -> Rounds:
-    """The loop over blocks for so many tokens, with rows of all lengths alike.
+def rounds_of(blocks: Blocks, tokens: float) -> list[float]:
+    """How often a loop computes each block for so many tokens, with rows of all lengths alike.
 
     It computes the smallest block that holds them, or as many of the largest.
     """
     size = int(np.searchsorted(blocks.tokens[:-1], tokens))
-    shares = np.zeros((len(blocks.tokens), len(blocks.lengths)))
-    shares[size] = 1 / len(blocks.lengths)
-    rounds = math.ceil(tokens / blocks.tokens[size])
-    return Rounds(float(rounds), tuple(shares.ravel().tolist()))
+    rounds = np.zeros((len(blocks.tokens), len(blocks.lengths)))
+    rounds[size] = math.ceil(tokens / blocks.tokens[size]) / len(blocks.lengths)
+    return rounds.ravel().tolist()

@@ -238,8 +238,8 @@ class PeakMemory:
 
 # ---------------------------------------------------------------------- products
 # FLOPs come from the shapes of a traced function: padding and what is computed twice count. Scans
-# are multiplied; of loops over blocks of rows (`models.compute.ragged`) the caller says how many
-# rounds there are and which branch they take.
+# are multiplied; of loops over blocks of rows (`models.compute.ragged`) the caller says how often
+# they take each branch.
 
 TF32 = "tf32"
 # FLOP/s of products by the type of their factors: NVIDIA's data sheets of the H100 and H200 (SXM)
@@ -252,14 +252,8 @@ PEAKS = {"h100": _HOPPER, "h200": _HOPPER, "a100": _AMPERE}
 SHARE_OF_PEAK = 0.26
 
 
-class Rounds(NamedTuple):
-    """The course of a loop over blocks."""
-
-    rounds: float = 1.0  # mean number
-    shares: tuple[float, ...] = ()  # of the rounds, that take each branch; (): all alike
-
-
-Loops = Mapping[tuple[int, int], Rounds]  # by the rows `[N, L]` that a loop carries
+# How often a loop takes each of its branches, by the rows `[N, L]` that it carries.
+Loops = Mapping[tuple[int, int], Sequence[float]]
 
 
 def least_seconds(device_kind: str, flops: Mapping[str, float]) -> float | None:
@@ -284,12 +278,12 @@ def product_flops(jaxpr: Any, devices: int = 1, loops: Loops | None = None) -> d
     Args:
         jaxpr: of a traced function, `jitted.trace(…).jaxpr`.
         devices: over which products outside of a shard_map are split.
-        loops: the course of loops without a known count; others take one round, and all branches
-            of one alike.
+        loops: the branches of loops without a known count; others take one round, and all
+            branches of one alike.
     """
     total: dict[str, float] = collections.defaultdict(float)
 
-    def add(jaxpr: Any, times: float, shares: tuple[float, ...] = ()) -> None:
+    def add(jaxpr: Any, times: float, shares: Sequence[float] = ()) -> None:
         for eqn in jaxpr.eqns:
             name, params, inner = eqn.primitive.name, eqn.params, inner_of(eqn)
             if name == "dot_general":
@@ -303,10 +297,11 @@ def product_flops(jaxpr: Any, devices: int = 1, loops: Loops | None = None) -> d
                 dtype = eqn.invars[0].aval.dtype.name.replace("float", "f")
                 total[dtype] += times * _attention(eqn)
             elif name == "while":
-                course = next((known[rows] for rows in rows_of(eqn) if rows in known), Rounds())
-                add(params["body_jaxpr"], times * course.rounds, course.shares)
+                counts = next((known[rows] for rows in rows_of(eqn) if rows in known), ())
+                rounds = sum(counts) or 1.0
+                add(params["body_jaxpr"], times * rounds, [count / rounds for count in counts])
             elif name == "cond":
-                even = (1 / len(inner),) * len(inner)
+                even = [1 / len(inner)] * len(inner)
                 taken = shares if len(shares) == len(inner) else even
                 for share, branch in zip(taken, inner, strict=True):
                     add(branch, times * share)
@@ -356,7 +351,7 @@ class Program(NamedTuple):
     name: str
     function: Any
     arguments: tuple[Any, ...]
-    loops: Callable[[], Loops] = dict  # the course of its loops over blocks, for its FLOPs
+    loops: Callable[[], Loops] = dict  # the branches of its loops over blocks, for its FLOPs
 
     def flops(self, devices: int = 1) -> dict[str, float]:
         return product_flops(self.function.trace(*self.arguments).jaxpr, devices, self.loops())
