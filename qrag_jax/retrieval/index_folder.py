@@ -181,29 +181,27 @@ class VectorParts:
     """The vectors of a folder, which are written part by part."""
 
     folder: Path
-    made_of: Mapping[str, str]  # what they depend on; a folder begun with other values is refused
-    count: int
+    about: Manifest  # of the index that they become; a folder begun with other values is refused
     part: int  # passages of a part; the last one has the rest
-    width: int
-    dtype: str
     first: int = 0  # the first part's first passage; the vectors before it are there already
 
     @property
     def numbers(self) -> range:
-        return range(-(-(self.count - self.first) // self.part))
+        return range(-(-(self.about.count - self.first) // self.part))
 
     def passages(self, number: int) -> range:
         """The numbers of the passages of a part; none beyond the last part."""
-        start = self.first + number * self.part
-        return range(min(start, self.count), min(start + self.part, self.count))
+        start, count = self.first + number * self.part, self.about.count
+        return range(min(start, count), min(start + self.part, count))
 
     def begin(self, there: Iterable[np.ndarray] = ()) -> None:
         """Makes the folder, or goes on with one that was begun.
 
         `there`: the vectors before `first`, block by block.
         """
-        path, sizes = self.folder / BUILDING, {"passages": self.count, "part": self.part}
-        wanted = {**self.made_of, **sizes, "width": self.width, "dtype": self.dtype}
+        path, about = self.folder / BUILDING, self.about
+        wanted = {name: getattr(about, name) for name in ("corpus", "encoder", "width", "dtype")}
+        wanted |= {"passages": about.count, "part": self.part}
         if not path.exists():
             whole_files.write_whole(path, json.dumps(wanted, indent=1) + "\n")
         begun = bounded_json.load(path)
@@ -214,13 +212,13 @@ class VectorParts:
                     f"{value!r}; give the value from before, or delete {self.folder} to begin "
                     "again."
                 )
-        size = self.count * self.width * DTYPES[self.dtype].itemsize
+        size = about.count * about.width * self._dtype.itemsize
         if not self._file.exists() or self._file.stat().st_size != size:
             for number in self.numbers:
                 self._note(number).unlink(missing_ok=True)
             with whole_files.replacing(self._file) as file:
                 for rows in there:
-                    file.write(rows.astype(DTYPES[self.dtype]).tobytes())
+                    file.write(rows.astype(self._dtype).tobytes())
                 file.truncate(size)
 
     def finished(self) -> dict[int, PartNote]:
@@ -232,18 +230,17 @@ class VectorParts:
     def write(self, number: int, vectors: np.ndarray, note: PartNote) -> None:
         """Writes the vectors `[passages of the part, width]` of a part, then its note."""
         check_finite(vectors, str(self.folder), self.passages(number).start)
-        rows = vectors.astype(DTYPES[self.dtype])
+        rows = vectors.astype(self._dtype)
         with self._file.open("r+b") as file:  # hosts may write other parts at the same time
-            file.seek(self.passages(number).start * self.width * rows.itemsize)
+            file.seek(self.passages(number).start * self.about.width * rows.itemsize)
             file.write(rows.tobytes())
             file.flush()
             os.fsync(file.fileno())
         whole_files.write_whole(self._note(number), json.dumps(note._asdict()) + "\n")
 
-    def finish(self, manifest: Manifest) -> None:
+    def finish(self) -> None:
         """Writes the manifest and deletes the notes."""
-        size: dict[str, Any] = {"count": self.count, "width": self.width, "dtype": self.dtype}
-        write_manifest(self.folder, dataclasses.replace(manifest, **size), [self._file])
+        write_manifest(self.folder, self.about, [self._file])
         self.tidy()
 
     def tidy(self) -> None:
@@ -252,8 +249,12 @@ class VectorParts:
         (self.folder / BUILDING).unlink(missing_ok=True)
 
     @property
+    def _dtype(self) -> np.dtype:
+        return DTYPES[self.about.dtype]
+
+    @property
     def _file(self) -> Path:
-        return self.folder / f"vectors.{self.dtype}"
+        return self.folder / f"vectors.{self.about.dtype}"
 
     def _note(self, number: int) -> Path:
         return self.folder / f"vectors.{number}.json"

@@ -25,9 +25,8 @@ from qrag_jax.runtime.whole_files import reading
 
 CUDA, TPU = "cuda", "tpu"
 _GPUS_OF_HOST = 8
-# TPUs of these kinds stand in a rectangle, of which a host has 2 × 2, or a single one.
-_SHAPES = ("1x1", "2x2", "2x4", "4x4", "4x8", "8x8", "8x16", "16x16")
-_RECTANGLES = dict(zip((1, 4, 8, 16, 32, 64, 128, 256), _SHAPES, strict=True))
+# TPUs of these kinds stand in a rectangle of some height, of which a host has 2 × 2, or one alone.
+_HEIGHTS = {1: 1, 4: 2, 8: 2, 16: 4, 32: 4, 64: 8, 128: 8, 256: 16}
 # XLA compiles for a GPU from its description alone (jax-ml/jax, tests/deviceless_aot_test.py), and
 # for a TPU from the name of its kind. That needs the CUDA packages of this version of jax
 # (`make gpu`) or its libtpu (`make tpu`), and neither a device nor a driver.
@@ -83,25 +82,24 @@ def described_devices(name: str) -> tuple[Target, list[jax.Device]]:
     target = TARGETS.get(match[1]) if match else None
     count = int(match[2] or 1) if match else 0
     hosts, rest = divmod(count, _GPUS_OF_HOST)
-    if target is None or (count not in _RECTANGLES if target.platform == TPU else hosts and rest):
+    if target is None or (count not in _HEIGHTS if target.platform == TPU else hosts and rest):
         raise InputError(
             f"--for is {name!r}; give the kind of device ({', '.join(TARGETS)}), and behind an x "
             f"how many if there are several, such as h100x8: of GPUs fewer than {_GPUS_OF_HOST} or "
-            f"a multiple of it, of TPUs {', '.join(map(str, _RECTANGLES))}."
+            f"a multiple of it, of TPUs {', '.join(map(str, _HEIGHTS))}."
         )
-    topology: dict[str, Any]
-    if target.platform == TPU:
-        topology = {"topology_name": f"{target.description}:{_RECTANGLES[count]}"}
-        topology |= {"chips_per_host_bounds": (1, 1, 1)} if count == 1 else {}
-    else:
-        shape = f"1x{hosts}x{_GPUS_OF_HOST}" if hosts else f"1x1x{rest}"
-        topology = {"target_config": target.description, "topology": shape}
     # Else the plugin looks for a device and its driver, and is not there at all without them.
     jax.config.update("jax_platforms", "cpu")
+    topology: dict[str, Any]
     if target.platform == TPU:
+        extra, shape = "tpu", f"{_HEIGHTS[count]}x{count // _HEIGHTS[count]}"
+        topology = {"topology_name": f"{target.description}:{shape}"}
+        topology |= {"chips_per_host_bounds": (1, 1, 1)} if count == 1 else {}
         for variable, value in _NO_CLOUD.items():
             os.environ.setdefault(variable, value)
-    extra = "tpu" if target.platform == TPU else "cuda12"
+    else:
+        extra, shape = "cuda12", f"1x{hosts}x{_GPUS_OF_HOST}" if hosts else f"1x1x{rest}"
+        topology = {"target_config": target.description, "topology": shape}
     fix = f"run pip install 'qrag_jax[{extra}]', for this jax's version"
     with reading(
         f"the description of {name}", fix, (RuntimeError, NotImplementedError, ImportError)
@@ -140,11 +138,8 @@ def room(device: jax.Device, sharing: int = 1) -> int | None:
     So many devices are `sharing` a host's memory, where devices are processors.
     """
     if device.platform == "cpu":
-        meminfo = Path("/proc/meminfo")
-        text = meminfo.read_text() if meminfo.exists() else ""
-        found = re.search(r"MemAvailable:\s+(\d+) kB", text)
-        known = [int(found[1]) * 2**10] if found else []
-        return min(known + cgroup_room()) // sharing if found else None
+        kibibytes = _found(Path("/proc/meminfo"), r"MemAvailable:\s+(\d+) kB")
+        return min([int(kibibytes) * 2**10, *cgroup_room()]) // sharing if kibibytes else None
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         return None
@@ -153,18 +148,23 @@ def room(device: jax.Device, sharing: int = 1) -> int | None:
 
 def cgroup_room(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
     """The bytes that this process's control groups (version 2) leave it, as of a container."""
-    rooms, own = [], Path("/proc/self/cgroup")
-    path = re.search("^0::/(.*)$", own.read_text() if own.exists() else "", re.MULTILINE)
-    group = root / (path[1] if path else "")
+    rooms, group = [], root / _found(Path("/proc/self/cgroup"), "^0::/(.*)$")
     for folder in (group, *group.parents):
         if folder.is_relative_to(root):
             with contextlib.suppress(OSError, ValueError):  # "max"; or there is no limit
                 most, used = (int((folder / f"memory.{n}").read_text()) for n in ("max", "current"))
                 # Files that were read are dropped from memory when it is needed.
-                stat = (folder / "memory.stat").read_text()
-                files = re.search(r"^inactive_file (\d+)$", stat, re.MULTILINE)
-                rooms.append(most - used + (int(files[1]) if files else 0))
+                files = _found(folder / "memory.stat", r"^inactive_file (\d+)$")
+                rooms.append(most - used + int(files or 0))
     return rooms
+
+
+def _found(path: Path, pattern: str) -> str:
+    """The group of a pattern in a file; "": it is not there, or there is no such file."""
+    with contextlib.suppress(OSError):
+        if found := re.search(pattern, path.read_text(), re.MULTILINE):
+            return found[1]
+    return ""
 
 
 def shown(count: int) -> str:
@@ -229,9 +229,8 @@ class PeakMemory:
             Path("/proc/self/clear_refs").write_text("5")
 
     def mebibytes(self) -> float:
-        with contextlib.suppress(OSError):
-            if found := re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text()):
-                return int(found[1]) / 2**10
+        if kibibytes := _found(Path("/proc/self/status"), r"VmHWM:\s+(\d+) kB"):
+            return int(kibibytes) / 2**10
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return peak / (2**20 if sys.platform == "darwin" else 2**10)
 

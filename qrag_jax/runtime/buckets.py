@@ -15,12 +15,14 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -41,42 +43,32 @@ INTERVAL = 30.0  # seconds between two rounds of sending
 _TRIES = 3  # of the last round
 _LOCAL = (RECORD, LEASE, IN_USE)  # names of files that stay where they are
 
+# Of each file that both sides have, its size and time here and its version there.
+Record = dict[str, list[Any]]
 _open: dict[Path, Bucket] = {}  # of this process, by their folders
-
-
-def is_url(text: str) -> bool:
-    """Whether a `--workdir` names an object store."""
-    return "://" in text
 
 
 @contextlib.contextmanager
 def staged(argv: Sequence[str]) -> Iterator[list[str]]:
     """The command line with a folder of this machine in place of the bucket of `--workdir`."""
-    words, place = list(argv), _place(argv)
-    if place is None:
+    words = list(argv)
+    for place, word in enumerate(words[:-1]):
+        if word in ("--workdir", "-workdir"):
+            words[place : place + 2] = [f"{word}={words[place + 1]}"]
+            break
+    bucket = next((word for word in words if re.match("--?workdir=.*://", word)), None)
+    if bucket is None:
         yield words
         return
-    flag, equals, value = words[place].rpartition("=")
-    hosts = [word for word in words if word.lstrip("-").startswith("hosts")]
-    if hosts:
+    flag, _, url = bucket.partition("=")
+    if hosts := [word for word in words if word.lstrip("-").startswith("hosts")]:
         raise InputError(
-            f"--workdir={value}: several hosts write one run on a disk that they share; leave out "
+            f"{flag}={url}: several hosts write one run on a disk that they share; leave out "
             f"{hosts[0]}, or give a folder of such a disk."
         )
-    with opened(value) as folder:
-        words[place] = f"{flag}{equals}{folder}"
+    with opened(url) as folder:
+        words[words.index(bucket)] = f"{flag}={folder}"
         yield words
-
-
-def _place(argv: Sequence[str]) -> int | None:
-    """Where the word with the bucket is in the command line."""
-    for place, word in enumerate(argv):
-        name, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and name == "workdir":
-            if not equals and place + 1 < len(argv):
-                place, value = place + 1, argv[place + 1]
-            return place if is_url(value) else None
-    return None
 
 
 @contextlib.contextmanager
@@ -86,18 +78,16 @@ def opened(url: str) -> Iterator[Path]:
     bucket.folder.mkdir(parents=True, exist_ok=True)
     with (bucket.folder / IN_USE).open("ab") as in_use:
         bucket.fetch(in_use.fileno())
-        ended = threading.Event()
-        sender = threading.Thread(target=bucket.keep_sending, args=(ended,), daemon=True)
         print(f"{url}: works in {bucket.folder}", file=sys.stderr, flush=True)
-        sender.start()
-        _open[bucket.folder] = bucket
-        try:
-            yield bucket.folder
-        finally:
-            del _open[bucket.folder]
-            ended.set()
-            sender.join()
-            bucket.send_all()
+        ended, _open[bucket.folder] = threading.Event(), bucket
+        with ThreadPoolExecutor(1, "bucket") as pool:
+            sending = pool.submit(bucket.keep_sending, ended)
+            try:
+                yield bucket.folder
+            finally:
+                del _open[bucket.folder]
+                ended.set()
+                sending.result()
 
 
 def shown(folder: Path) -> str:
@@ -105,21 +95,9 @@ def shown(folder: Path) -> str:
     return _open[folder].url if folder in _open else str(folder)
 
 
-@contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Keeps trainings on other machines out of the bucket behind `folder`, if there is one.
-
-    A holder renews its lease in each round. Whether it does is watched, since clocks may differ.
-    """
-    bucket = _open.get(folder)
-    if bucket is None:
-        yield
-        return
-    bucket.take_lease()
-    try:
-        yield
-    finally:
-        bucket.drop_lease()
+def held(folder: Path) -> contextlib.AbstractContextManager[None]:
+    """Keeps trainings on other machines out of the bucket behind `folder`, if there is one."""
+    return _open[folder].lease() if folder in _open else contextlib.nullcontext()
 
 
 class Bucket:
@@ -162,10 +140,10 @@ class Bucket:
                 self._mirror(there, record)
         fcntl.flock(in_use, fcntl.LOCK_SH)
 
-    def _mirror(self, there: dict[str, str], record: dict[str, tuple[list[int], str]]) -> None:
+    def _mirror(self, there: dict[str, str], record: Record) -> None:
         here = self._files()
         for name, token in there.items():
-            if name in here and record.get(name) == (here[name], token):
+            if name in here and record.get(name) == [here[name], token]:
                 continue
             path = inside(self.folder, name)  # a name may hold ..
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -177,35 +155,35 @@ class Bucket:
         for step in self.folder.glob("checkpoints/*/[0-9]*"):
             if not (step / STEP_METADATA).exists():  # it was not sent whole
                 shutil.rmtree(step)
-        here = self._files()
-        self._write_record({n: (here[n], token) for n, token in there.items() if n in here})
+        self._write_record(self._files(), there)
 
     # ------------------------------------------------------------ here → there
 
     def keep_sending(self, ended: threading.Event) -> None:
-        """Sends what changes until `ended` is set; a store that is out of reach is tried again."""
-        failed = ""
-        while not ended.wait(INTERVAL):
+        """Sends what changes until `ended` is set, and then what is left.
+
+        A store that is out of reach is tried again. Files that cannot be sent stay here, for the
+        next command.
+        """
+        failed, last = "", 0  # rounds since the end
+        while last < _TRIES:
+            last += ended.wait(INTERVAL)
             try:
                 self.send()
-                failed = ""
             except Exception as error:  # stores raise errors of their own
-                if reason(error) != failed:
-                    failed = reason(error)
-                    print(f"{self.url} is out of reach ({failed}); trying again", file=sys.stderr)
-
-    def send_all(self) -> None:
-        """The last round. Files that cannot be sent stay here, for the next command."""
-        for rest in reversed(range(_TRIES)):
-            try:
-                return self.send()
-            except Exception as error:
-                if not rest:
-                    raise InputError(
-                        f"{self.url} cannot be written ({reason(error)}); the run is whole in "
-                        f"{self.folder}. Give the command again when the store is back."
-                    ) from None
+                if not last and reason(error) != failed:
+                    again = f"({reason(error)}); trying again"
+                    print(f"{self.url} is out of reach {again}", file=sys.stderr)
+                failed = reason(error)
                 time.sleep(1)
+            else:
+                if last:
+                    return
+                failed = ""
+        raise InputError(
+            f"{self.url} cannot be written ({failed}); the run is whole in {self.folder}. Give the "
+            "command again when the store is back."
+        )
 
     def send(self) -> None:
         """Sends what has changed here since the last round, and deletes what is gone."""
@@ -214,7 +192,7 @@ class Bucket:
             record, here = self._record(), self._files()
             if (lease := self._leased) is not None:
                 self._renew(lease)
-            changed = [name for name, size in here.items() if record.get(name, ([], ""))[0] != size]
+            changed = [name for name, size in here.items() if record.get(name, [[]])[0] != size]
             gone = record.keys() - here.keys()
             if not changed and not gone:
                 return
@@ -227,17 +205,20 @@ class Bucket:
             for name in sorted(gone, key=_rank, reverse=True):
                 with contextlib.suppress(FileNotFoundError):
                     self._store.rm_file(f"{self._root}/{name}")
-            there = self._listed()
-            self._write_record({n: (here[n], there[n]) for n in here if n in there})
+            self._write_record(here, self._listed())
 
     # ------------------------------------------------------------ lease
 
-    def take_lease(self) -> None:
-        """Waits until no other machine renews its lease; refuses if one does."""
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[None]:
+        """Waits until no other machine renews its lease, and renews an own one in each round.
+
+        It refuses if another one does. That is watched, since clocks may differ.
+        """
         mine = {"host": socket.gethostname(), "folder": str(self.folder), "round": 0}
         with self._reaching():
             seen = self._lease()
-            if any(seen.get(name) != mine[name] for name in ("host", "folder") if seen):
+            if seen and (seen.get("host"), seen.get("folder")) != (mine["host"], mine["folder"]):
                 print(f"{self.url} was last held by {seen.get('host')}; waiting whether it goes on")
                 end = time.monotonic() + 3 * INTERVAL
                 while time.monotonic() < end and (now := self._lease()):
@@ -249,12 +230,12 @@ class Bucket:
                     time.sleep(min(1.0, INTERVAL))
             self._leased = mine
             self._renew(mine)
-
-    def drop_lease(self) -> None:
-        """Lets others in at once; a lease that cannot be deleted runs out."""
-        self._leased = None
-        with contextlib.suppress(Exception):
-            self._store.rm_file(f"{self._root}/{LEASE}")
+        try:
+            yield
+        finally:  # lets others in at once; a lease that cannot be deleted runs out
+            self._leased = None
+            with contextlib.suppress(Exception):
+                self._store.rm_file(f"{self._root}/{LEASE}")
 
     def _renew(self, lease: dict[str, Any]) -> None:
         lease["round"] += 1
@@ -293,23 +274,20 @@ class Bucket:
             found = self._store.find(self._root, detail=True)
         except FileNotFoundError:
             return {}
-        below = len(self._store._strip_protocol(self._root)) + 1
-        versions = {
-            path[below:]: str(sorted(info.items(), key=str)) for path, info in found.items()
-        }
-        return {
-            name: hashlib.sha256(version.encode()).hexdigest()[:16]
-            for name, version in versions.items()
-            if PurePosixPath(name).name not in _LOCAL
-        }
+        below, listed = len(self._store._strip_protocol(self._root)) + 1, {}
+        for path, about in found.items():
+            if PurePosixPath(path).name not in _LOCAL:
+                version = str(sorted(about.items(), key=str)).encode()
+                listed[path[below:]] = hashlib.sha256(version).hexdigest()[:16]
+        return listed
 
-    def _record(self) -> dict[str, tuple[list[int], str]]:
+    def _record(self) -> Record:
         path = self.folder / RECORD
-        saved = json.loads(path.read_text()) if path.exists() else {}
-        return {name: (size, token) for name, (size, token) in saved.items()}
+        return json.loads(path.read_text()) if path.exists() else {}
 
-    def _write_record(self, record: dict[str, tuple[list[int], str]]) -> None:
-        write_json(self.folder / RECORD, record)
+    def _write_record(self, here: dict[str, list[int]], there: dict[str, str]) -> None:
+        both = {name: [here[name], there[name]] for name in here if name in there}
+        write_json(self.folder / RECORD, both)
 
 
 def _rank(name: str) -> int:

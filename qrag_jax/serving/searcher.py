@@ -84,15 +84,13 @@ class Searcher:
                 outcomes[place] = error
         for (_, key), places in groups.items():
             group = [asks[place] for place in places]
-            found: Sequence[Outcome]
             try:
                 if group[0].where:
                     self.corpus.matching(group[0].where)
             except InputError as error:  # what the engine itself refuses is a fault of the server
-                found = [error] * len(group)
+                outcomes |= dict.fromkeys(places, error)
             else:
-                found = self._found(group, key)
-            outcomes |= zip(places, found, strict=True)
+                outcomes |= zip(places, self._found(group, key), strict=True)
         return [outcomes[place] for place in range(len(asks))]
 
     def _check(self, ask: Ask) -> None:
@@ -232,9 +230,7 @@ class Worker:
 
     def _run(self) -> None:
         try:
-            self._seen = self._version()  # before it is opened: at worst it is opened twice
-            searcher = self._opener()
-            self._warm(searcher)
+            searcher = self._opened()
         except Exception as error:
             self.state = FAILED
             self.loaded.set_exception(error)
@@ -252,27 +248,29 @@ class Worker:
         """Opens what replaces the index, beside the old one, until the server stops."""
         while not self._ending.wait(_LOOK_EVERY):
             try:
-                if (now := self._version()) == self._seen:
-                    continue
-                self._seen = now  # what cannot be opened is not tried again
-                searcher = self._opener()
-                self._warm(searcher)
-                renewed = Future[Searcher]()
-                renewed.set_result(searcher)
-                self.loaded = renewed
+                if self._version() != self._seen:
+                    renewed = Future[Searcher]()
+                    renewed.set_result(self._opened())
+                    self.loaded = renewed
             except InputError as error:
                 LOG.error("the index has changed, but the old one is searched on: %s", error)
             except Exception as error:
                 log_fault(error, "opening the changed index")
 
-    def _warm(self, searcher: Searcher) -> None:
-        """Searches in all sizes that programs are compiled for, so that no client waits for it."""
+    def _opened(self) -> Searcher:
+        """The searcher of this version, which has searched in all sizes of programs.
+
+        So no client waits for a compilation.
+        """
+        # Read before it is opened: at worst it is opened twice. What fails is not tried again.
+        self._seen = self._version()
+        searcher = self._opener()
         searcher.search([Ask(_WARM_LONG)])  # it is refused where questions are short
         size = 1
         while True:
             searcher.search([Ask(_WARM)] * size)
             if size >= self.max_batch or self.state not in (LOADING, READY):
-                return
+                return searcher
             size = min(max(8, 2 * size), self.max_batch)
 
     def _next(self) -> list[_Waiting]:

@@ -115,11 +115,11 @@ def evaluate(
     if system not in systems.SYSTEMS or systems.source(system):
         raise InputError(f"{folder} is a run of {system}; score it by qrag evaluate --system=FILE.")
     config = run_flags.with_fields(config, _words(fields))
-    kept = Path(out) if out else None
-    options = ScoreOptions(checkpoint=checkpoint, samples=samples, out=kept)
-    with writing(kept or folder / "eval", "out"):
+    options = ScoreOptions(checkpoint, samples, out=Path(out) if out else None)
+    place = options.out or folder / "eval"
+    with writing(place, "out"):
         systems.scorer(system)(folder, config, options)
-    return json.loads(((kept or folder / "eval") / SUMMARY).read_text(encoding="utf-8"))
+    return json.loads((place / SUMMARY).read_text(encoding="utf-8"))
 
 
 def _words(fields: Mapping[str, Any]) -> list[str]:

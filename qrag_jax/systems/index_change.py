@@ -116,8 +116,7 @@ def change_index(
             now: Any = {"corpus": indexed.corpus.digest, "count": len(indexed.corpus)}
             manifest = dataclasses.replace(manifest, files={}, **now)
             parts = parts_of(new / EXACT, manifest, encoder, settings, first=len(kept))
-            how: Any = {"settings": settings, "stop": stop, "there": copied}
-            indexed = embed_parts(indexed.corpus, encoder, parts, manifest, **how)
+            indexed = embed_parts(indexed.corpus, encoder, parts, settings, stop, copied)
 
         def finish() -> None:
             if BM25 in there and not (new / BM25 / NAME).exists():

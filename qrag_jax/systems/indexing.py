@@ -563,9 +563,9 @@ def _index_vectors(
     settings: IndexSettings,
     stop: StopSignal,
 ) -> Indexed:
-    made_of: Any = {"corpus": stored.digest, "encoder": encoder.digest()}
     dtype, storage = DTYPES[settings.dtype]
-    of_all: Any = {"engine": EXACT, "count": len(stored), **made_of}
+    of_all: Any = {"engine": EXACT, "corpus": stored.digest, "count": len(stored)}
+    of_all["encoder"] = encoder.digest()
     how: Any = {"width": encoder.encoder.width, "settings": {"storage": storage}}
     about = index_folder.Manifest(**of_all, dtype=dtype, **how)
     parts = parts_of(folder, about, encoder, settings)
@@ -582,7 +582,7 @@ def _index_vectors(
                 changed = dataclasses.replace(found, settings=about.settings)
                 index_folder.write_manifest(folder, changed)
         return Indexed(stored, folder)
-    return embed_parts(stored, encoder, parts, about, settings=settings, stop=stop)
+    return embed_parts(stored, encoder, parts, settings, stop)
 
 
 def parts_of(
@@ -597,17 +597,13 @@ def parts_of(
     if encoder is not None and not settings.part:
         most = CPU_PART if Platform.of(encoder.mesh).on_cpu else ACCELERATOR_PART
         part = min(most, _PART_TOKENS // encoder.row_tokens)
-    made_of = {"corpus": about.corpus, "encoder": about.encoder}
-    sizes = about.count, part, about.width, about.dtype
-    return index_folder.VectorParts(folder, made_of, *sizes, first)
+    return index_folder.VectorParts(folder, about, part, first)
 
 
 def embed_parts(
     stored: StoredCorpus,
     encoder: PassageEncoder | None,
     parts: index_folder.VectorParts,
-    about: index_folder.Manifest,
-    *,
     settings: IndexSettings,
     stop: StopSignal,
     there: Iterable[np.ndarray] = (),
@@ -633,7 +629,7 @@ def embed_parts(
     if len(notes) < len(parts.numbers):
         raise Stopped(stop.name or "another host's signal")
     if jax.process_index() == 0:
-        parts.finish(about)
+        parts.finish()
     hosts.together("the index is finished")
     embedded = sum(len(parts.passages(number)) for number in numbers)
     tokens, cut = sum(notes[n].tokens for n in numbers), sum(note.cut for note in notes.values())
@@ -648,7 +644,7 @@ def _embed(
     stop: StopSignal,
 ) -> tuple[list[int], float]:
     """Embeds the parts that are not finished, one of each host at a time: these, and seconds."""
-    total, host, count = parts.count, jax.process_index(), jax.process_count()
+    total, host, count = len(stored), jax.process_index(), jax.process_count()
     how: Any = encoder.tokenizer, encoder.form, encoder.title_separator
     rows = PassageRows(stored.folder, *how)
     finished = set(parts.finished())
@@ -671,23 +667,22 @@ def _embed(
             parts.write(number, vectors, note)
         bar.update(size)
 
-    def dispatched() -> Iterator[Callable[[], None]]:
-        """Begins to compute a part; gives what writes it."""
-        devices, pad = encoder.mesh.local_mesh.size, encoder.encoder.pad_id
-        tokenised = rows.ahead([parts.passages(number) for number in mine], workers)
+    begun, done = time.perf_counter(), total - sum(sizes)
+    devices, pad = encoder.mesh.local_mesh.size, encoder.encoder.pad_id
+    tokenised = rows.ahead([parts.passages(number) for number in mine], workers)
+    how = {"unit": " passages", "unit_scale": True, "disable": host > 0}
+    with tqdm(total=total, initial=done, **how) as bar:
+        computed: Any = None  # the device computes a part while the host writes the one before
         for number, found, size in zip(mine, tokenised, sizes, strict=True):
             each = np.split(found.tokens, np.cumsum(found.lengths)[:-1])  # of none, an empty one
             given = padded_rows(each, shape, devices, pad)
             result = embed(encoder.params, *shard_batch(encoder.mesh, given))
-            yield functools.partial(write, number, found, size, result)
+            if computed is not None:
+                write(*computed)
+            computed = number, found, size, result
             if hosts.any_of(stop.requested):
-                return
-
-    begun, done = time.perf_counter(), total - sum(sizes)
-    how = {"unit": " passages", "unit_scale": True, "disable": host > 0}
-    with tqdm(total=total, initial=done, **how) as bar:
-        # The device computes a part while the host writes the one before.
-        for one, _ in itertools.pairwise(itertools.chain(dispatched(), [lambda: None])):
-            one()
+                break
+        if computed is not None:
+            write(*computed)
     hosts.together("all parts are written")
     return [number for each in rounds for number in each], time.perf_counter() - begun

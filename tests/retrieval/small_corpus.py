@@ -118,12 +118,14 @@ def save_vectors(
     """Writes vectors as `qrag index` does, in two parts."""
     (folder / NAME).unlink(missing_ok=True)
     count, width = vectors.shape
-    parts = VectorParts(folder, {}, count, -(-count // 2), width, str(vectors.dtype))
+    sizes = count, encoder, width, str(vectors.dtype)
+    about = Manifest("exact", corpus.digest, *sizes, settings=settings)
+    parts = VectorParts(folder, about, -(-count // 2))
     parts.begin()
     for number in parts.numbers:
         rows = parts.passages(number)
         parts.write(number, vectors[rows.start : rows.stop], PartNote(0, 0))
-    parts.finish(Manifest("exact", corpus.digest, count, encoder, settings=settings))
+    parts.finish()
     return read_manifest(folder)
 
 

@@ -96,13 +96,13 @@ VECTORS = np.arange(COUNT * WIDTH, dtype=np.float32).reshape(COUNT, WIDTH)
 def test_an_index_has_its_own_files_alone(tmp_path: Path) -> None:
     """What a kill between manifest and notes leaves is deleted; files elsewhere are not read."""
     index = tmp_path / "index"
-    parts = VectorParts(index, {"encoder": "e"}, COUNT, part=4, width=WIDTH, dtype="float32")
+    parts = VectorParts(index, Manifest("exact", "c0", COUNT, "e0", WIDTH, "float32"), part=4)
     parts.begin()
     for number in parts.numbers:
         rows = parts.passages(number)
         parts.write(number, VECTORS[rows.start : rows.stop], PartNote(5, 1))
     notes = {path: path.read_bytes() for path in index.glob("*.json")}
-    parts.finish(Manifest("exact", "c0", COUNT, encoder="e0"))
+    parts.finish()
     for path, data in notes.items():
         path.write_bytes(data)
     parts.tidy()
