@@ -91,7 +91,7 @@ def exact_cases(setting: Setting) -> Iterator[Case]:
         asked = rng.standard_normal((batch, width), np.float32)
         queries = Queries([""] * batch, asked)
         corpus: Any = Numbered(count)
-        ours, faiss = ExactIndex(corpus, vectors), FaissIndex(corpus, vectors)
+        ours, faiss = ExactIndex(corpus, vectors), FaissIndex.build(corpus, vectors)
         case = beside(
             setting,
             f"exact search, {count:,} × {width}, float32, top {K}, batch {batch}",

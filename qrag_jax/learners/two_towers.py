@@ -70,7 +70,6 @@ from qrag_jax.rollouts.chunks import (
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.runtime.mesh import BATCH_AXES
 
-PlayStep = Callable[..., Played]  # (state, batch, number of the batch), then a base if any
 _BY_EPISODE = PartitionSpec(BATCH_AXES)
 # (batch, trajectory, of which it reads `actions` and `valid`) → rewards `[B, T]`
 Feedback = Callable[[EpisodeBatch, Any], jax.Array]
@@ -227,20 +226,17 @@ def sums_of(
         return jnp.where(trajectory.valid, values, 0.0).sum()
 
     transitions = trajectory.valid.sum().astype(jnp.float32)
-    by_transition = {
-        "loss": loss,
-        "mean_q": over_transitions(trajectory.q),
-        "mean_target": over_transitions(target),
-        "td_error": over_transitions(jnp.abs(trajectory.q - target)),
-        "entropy": over_transitions(trajectory.entropy),
-    }
     episodes = present.sum().astype(jnp.float32)
-    by_episode = {
-        "return": over_transitions(rewards),
-        "fact_em": (present & ~unsolved.any(axis=1)).sum().astype(jnp.float32),
+    solved = (present & ~unsolved.any(axis=1)).sum().astype(jnp.float32)
+    means = {
+        "loss": (loss, transitions),
+        "mean_q": (over_transitions(trajectory.q), transitions),
+        "mean_target": (over_transitions(target), transitions),
+        "td_error": (over_transitions(jnp.abs(trajectory.q - target)), transitions),
+        "entropy": (over_transitions(trajectory.entropy), transitions),
+        "return": (over_transitions(rewards), episodes),
+        "fact_em": (solved, episodes),
     }
-    means = {name: (total, transitions) for name, total in by_transition.items()}
-    means |= {name: (total, episodes) for name, total in by_episode.items()}
     return Sums(loss, tokens, means, {})
 
 
@@ -336,8 +332,7 @@ class ImitationGradient:
 
         def embed(tower: tuple) -> tuple[jax.Array, TokenCount]:
             one, rows = tower
-            alone = encoder.alone(one)
-            return embed_rows(encoder, blocks, alone, rows)
+            return embed_rows(encoder, blocks, encoder.alone(one), rows)
 
         (of_states, of_chunks), used = over_towers(embed, params, (rows,))
         count, chunks = states.valid.size, batch.chunk_mask.size
@@ -596,7 +591,7 @@ def make_update(towers: TwoTowers, gradient_of: Callable[..., tuple[Params, Sums
     return towers.update(train_step, towers.on_mesh(_BY_EPISODE))
 
 
-def make_play_step(towers: TwoTowers) -> PlayStep:
+def make_play_step(towers: TwoTowers) -> Callable[..., Played]:
     """The program `(state, batch, number) → Played`, split over the mesh as the training step.
 
     `number`, an int32 scalar on the device, is that of the step that will learn from the batch. It

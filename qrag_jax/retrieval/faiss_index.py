@@ -30,24 +30,21 @@ _ADDED = 2**26  # likewise added at a time
 class FaissIndex:
     """All passages' vectors in an index of faiss; see `protocol.VectorIndex`."""
 
-    def __init__(self, corpus: StoredCorpus, vectors: np.ndarray | None, index: Any = None) -> None:
+    def __init__(self, corpus: StoredCorpus, vectors: np.ndarray | None, index: Any) -> None:
         """
         Args:
             vectors: of the passages in order, `[passages, width]`; None: `index` can give them.
-            index: one of faiss over them, with inner products; None: a flat one is made.
+            index: one of faiss over them, with inner products.
         """
         self.corpus, self._vectors, self._faiss = corpus, vectors, library("faiss", "faiss")
-        if index is None:
-            assert vectors is not None
-            index = self._faiss.IndexFlatIP(vectors.shape[1])
-            _add(index, vectors)
         self.index = index
 
     @classmethod
     def build(
         cls, corpus: StoredCorpus, vectors: np.ndarray, made_as: str | Path = FLAT, search: str = ""
     ) -> FaissIndex:
-        """
+        """An index of the vectors of the passages, in order.
+
         Args:
             made_as: a factory string, or the file of an index that is trained, to which the vectors
                 that it lacks at its end are added.
@@ -70,7 +67,9 @@ class FaissIndex:
             if not index.is_trained:
                 most = min(len(vectors), _TRAINED // width)
                 index.train(float_rows(vectors, np.linspace(0, len(vectors) - 1, most)))
-            _add(index, vectors)
+            size = _ADDED // width
+            for start in range(index.ntotal, len(vectors), size):
+                index.add(np.asarray(vectors[start : start + size], np.float32))
         except RuntimeError as error:  # faiss has no other
             raise InputError(
                 f"--faiss={made_as} with --faiss_search={search!r} is no index of faiss for "
@@ -145,10 +144,3 @@ class FaissIndex:
         # By scores, so that of equal passages any will do.
         right = (scores >= best[:, -1:] - 1e-5 * np.abs(best[:, -1:])) & (numbers >= 0)
         return float(right.mean())
-
-
-def _add(index: Any, vectors: np.ndarray) -> None:
-    """Adds those that the index lacks at its end."""
-    size = _ADDED // vectors.shape[1]
-    for start in range(index.ntotal, len(vectors), size):
-        index.add(np.asarray(vectors[start : start + size], np.float32))

@@ -340,7 +340,8 @@ class IndexAt:
             vectors = open_vectors(at / EXACT, **about)[1] if self._has(EXACT) else None
             if self._has(FAISS):
                 return FaissIndex.open(at / FAISS, corpus, vectors, encoder=by)
-            return FaissIndex(corpus, vectors)
+            assert vectors is not None  # it is settled
+            return FaissIndex.build(corpus, vectors)
         from qrag_jax.retrieval.bm25 import BM25Index
         from qrag_jax.retrieval.boolean_search import BooleanIndex
 

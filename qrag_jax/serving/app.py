@@ -33,16 +33,7 @@ from qrag_jax.llm.endpoint import is_local
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import reason
-from qrag_jax.serving.searcher import (
-    FAILED_SEARCH,
-    READY,
-    USUAL_COUNT,
-    Ask,
-    Busy,
-    SearchFailed,
-    Worker,
-    log_fault,
-)
+from qrag_jax.serving import searcher
 
 STOP_SECONDS = 10  # for what waits when the server is asked to stop, and for half a body
 _LOOK_EVERY = 0.05  # seconds
@@ -100,7 +91,9 @@ def _sentence(errors: Sequence[Mapping[str, Any]]) -> str:
     return f"{name}: {first['msg']}."
 
 
-def make_app(worker: Worker, topk: int = USUAL_COUNT, *, only_here: bool) -> FastAPI:
+def make_app(
+    worker: searcher.Worker, topk: int = searcher.USUAL_COUNT, *, only_here: bool
+) -> FastAPI:
     """The application.
 
     Args:
@@ -121,20 +114,20 @@ def make_app(worker: Worker, topk: int = USUAL_COUNT, *, only_here: bool) -> Fas
 
     @app.exception_handler(RequestValidationError)
     @app.exception_handler(HTTPException)
-    @app.exception_handler(Busy)
+    @app.exception_handler(searcher.Busy)
     @app.exception_handler(InputError)
     async def refused(request: Request, error: Exception) -> Response:
         if isinstance(error, RequestValidationError):
             return _error(400, _sentence(error.errors()))
         if not isinstance(error, HTTPException):
-            return _error(503 if isinstance(error, Busy) else 400, str(error))
+            return _error(503 if isinstance(error, searcher.Busy) else 400, str(error))
         nothing = f"there is nothing at this address; use {', '.join(ENDPOINTS)}."
         return _error(error.status_code, nothing if error.status_code == 404 else str(error.detail))
 
     @app.post("/retrieve")
     async def retrieve(body: Retrieve, request: Request) -> Response:
         count = topk if body.topk is None else body.topk
-        asks = [Ask(query, count=count) for query in body.queries]
+        asks = [searcher.Ask(query, count=count) for query in body.queries]
         lists, refused = await _answered(worker, request, asks, "queries")
         answer: dict[str, Any] = {"result": [retrieved(x, body.return_scores) for x in lists]}
         # Search-R1 sends the queries of many episodes at once and reads the results whatever the
@@ -144,18 +137,18 @@ def make_app(worker: Worker, topk: int = USUAL_COUNT, *, only_here: bool) -> Fas
     @app.post("/search")
     async def search(body: Search, request: Request) -> Response:
         settings = body.model_dump(exclude={"questions", "topk"}) | {"count": body.topk}
-        asks = [Ask(question, **settings) for question in body.questions]
+        asks = [searcher.Ask(question, **settings) for question in body.questions]
         lists, refused = await _answered(worker, request, asks, "questions")
         hits = [[hit._asdict() for hit in one] for one in lists]
         return _error(400, refused) if refused else _json({"hits": hits})
 
     @app.get("/health")
     async def health() -> Response:
-        if worker.state != READY:
+        if worker.state != searcher.READY:
             return _error(503, f"the server is {worker.state}; ask again later.")
-        searcher = worker.loaded.result()
-        corpus = {"passages": len(searcher.corpus), "corpus": searcher.corpus.digest}
-        return _json({"status": READY, **corpus, "steps": searcher.most_steps})
+        loaded = worker.loaded.result()
+        corpus = {"passages": len(loaded.corpus), "corpus": loaded.corpus.digest}
+        return _json({"status": searcher.READY, **corpus, "steps": loaded.most_steps})
 
     @app.get("/metrics")
     async def metrics() -> Response:
@@ -165,7 +158,7 @@ def make_app(worker: Worker, topk: int = USUAL_COUNT, *, only_here: bool) -> Fas
 
 
 async def _answered(
-    worker: Worker, request: Request, asks: Sequence[Ask], field: str
+    worker: searcher.Worker, request: Request, asks: Sequence[searcher.Ask], field: str
 ) -> tuple[list[list[Hit]], str]:
     """The hits of every question, and the first refusal in one sentence; "": there is none.
 
@@ -252,11 +245,11 @@ class _Guard:
             else:
                 await self._app(scope, bounded, sent)
         except Exception as error:
-            if not isinstance(error, SearchFailed):
-                log_fault(error, f"{scope['method']} {endpoint}")
+            if not isinstance(error, searcher.SearchFailed):
+                searcher.log_fault(error, f"{scope['method']} {endpoint}")
             if status:  # half an answer is sent: the connection ends here
                 raise
-            await _error(500, FAILED_SEARCH)(scope, receive, sent)
+            await _error(500, searcher.FAILED_SEARCH)(scope, receive, sent)
         self._requests.labels(endpoint, str(status)).inc()
         self._seconds.labels(endpoint).observe(time.perf_counter() - begun)
 
@@ -298,7 +291,7 @@ class _Server(uvicorn.Server):
 def serve_http(
     app: FastAPI,
     listening: socket.socket,
-    worker: Worker,
+    worker: searcher.Worker,
     stop: StopSignal,
     on_ready: Callable[[], None],
 ) -> None:
@@ -320,7 +313,7 @@ def serve_http(
     async def watched() -> None:
         announced = False
         while not (stop.requested or worker.error):
-            if worker.state == READY and not announced:
+            if worker.state == searcher.READY and not announced:
                 announced = True
                 on_ready()
             await asyncio.sleep(_LOOK_EVERY)

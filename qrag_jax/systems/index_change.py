@@ -27,19 +27,7 @@ from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, NAME, QD
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.runtime import hosts, whole_files
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.indexing import (
-    ENGINES,
-    Indexed,
-    IndexSettings,
-    PassageEncoder,
-    embed_parts,
-    locked,
-    make_faiss,
-    parts_of,
-    read_from,
-    read_passages,
-    store_corpus,
-)
+from qrag_jax.systems import indexing
 
 CHANGE = "change.json"  # in the folder of a version: what was added and removed
 _COPIED = 2**24  # numbers of vectors that are copied at a time
@@ -47,13 +35,13 @@ _COPIED = 2**24  # numbers of vectors that are copied at a time
 
 def change_index(
     out: Path,
-    encoder: PassageEncoder | None,
+    encoder: indexing.PassageEncoder | None,
     *,
     add: Path | None = None,
     remove: Path | None = None,
-    settings: IndexSettings | None = None,
+    settings: indexing.IndexSettings | None = None,
     stop: StopSignal | None = None,
-) -> Indexed:
+) -> indexing.Indexed:
     """Changes a finished index, or goes on with that; all hosts call this, and see the files.
 
     Its engines are those of the old version, but Qdrant, whose collection is of the old one.
@@ -63,20 +51,20 @@ def change_index(
         add: file or folder of passages, which are read by `settings`.
         remove: file with one id a line; a passage may be removed and added again.
     """
-    settings, stop = settings or IndexSettings(), stop or StopSignal()
-    with locked(out):
+    settings, stop = settings or indexing.IndexSettings(), stop or StopSignal()
+    with indexing.locked(out):
         old = index_folder.version(out)
         stored = StoredCorpus(old / CORPUS)
         names = sorted({name for _, name in read_lines(remove)}) if remove else []
         digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
-        about = {"of": stored.digest, "removed": digest, **read_from(add, settings)}
+        about = {"of": stored.digest, "removed": digest, **indexing.read_from(add, settings)}
         if (old / CHANGE).exists():
             last = json.loads((old / CHANGE).read_text(encoding="utf-8"))
             if last == about | {"of": last["of"]}:  # it was finished, and is given again
-                return Indexed(stored, old)
+                return indexing.Indexed(stored, old)
         there = {
             engine: read_manifest(old / engine, corpus=stored.digest)
-            for engine in ENGINES
+            for engine in indexing.ENGINES
             if (old / engine).is_dir()
         }
         encoder = encoder if add else None
@@ -98,25 +86,25 @@ def change_index(
             for number in kept.tolist():
                 yield f"{out}, passage {number}", stored.passages([number])[0]
             if add is not None:
-                yield from read_passages(add, settings)
+                yield from indexing.read_passages(add, settings)
 
         new = index_folder.next_version(out)
 
         def store() -> None:
             index_folder.delete_others(out)
             whole_files.clean_unfinished(new)
-            store_corpus(read, about, new / CHANGE, stop)
+            indexing.store_corpus(read, about, new / CHANGE, stop)
 
         hosts.first_does(store)
-        indexed = Indexed(StoredCorpus(new / CORPUS), new)
+        indexed = indexing.Indexed(StoredCorpus(new / CORPUS), new)
         if EXACT in there and not (new / EXACT / NAME).exists():
             manifest, vectors = index_folder.open_vectors(old / EXACT)
             size = max(_COPIED // manifest.width, 1)
             copied = (vectors[kept[i : i + size]] for i in range(0, len(kept), size))
             now: Any = {"corpus": indexed.corpus.digest, "count": len(indexed.corpus)}
             manifest = dataclasses.replace(manifest, files={}, **now)
-            parts = parts_of(new / EXACT, manifest, encoder, settings, first=len(kept))
-            indexed = embed_parts(indexed.corpus, encoder, parts, settings, stop, copied)
+            parts = indexing.parts_of(new / EXACT, manifest, encoder, settings, first=len(kept))
+            indexed = indexing.embed_parts(indexed.corpus, encoder, parts, settings, stop, copied)
 
         def finish() -> None:
             if BM25 in there and not (new / BM25 / NAME).exists():
@@ -126,7 +114,7 @@ def change_index(
                 how = there[FAISS].settings
                 grown = old / FAISS / FILE if not names else how["made_as"]
                 if EXACT in there and grown:
-                    make_faiss(new, indexed.corpus, grown, how["made_as"], how["search"])
+                    indexing.make_faiss(new, indexed.corpus, grown, how["made_as"], how["search"])
                 else:
                     print("the index of faiss is left out: give it again with qrag index --faiss")
             if QDRANT in there:

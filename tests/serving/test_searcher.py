@@ -62,7 +62,7 @@ def test_each_question_is_answered_or_refused_as_if_it_were_alone() -> None:
 def test_an_engine_s_own_refusal_is_no_fault_of_the_question(tmp_path: Path) -> None:
     """Without vectors an engine refuses every query: the server is set up wrongly."""
     corpus = words_index(tmp_path)
-    index = FaissIndex(corpus, np.eye(len(corpus), 4, dtype=np.float32))
+    index = FaissIndex.build(corpus, np.eye(len(corpus), 4, dtype=np.float32))
     with pytest.raises(ValueError, match="vectors"):
         Searcher(SingleStepSearch(index)).search([Ask("cats")])
 
