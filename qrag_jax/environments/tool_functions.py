@@ -63,19 +63,18 @@ class ToolFunctions:
             process = self._process
             if self._start()["digest"] != self.digest:
                 raise InputError(
-                    f"{PATH} is {self._process.fields['path']}, which has changed since the "
+                    f"{PATH} is {process.fields['path']}, which has changed since the "
                     "command began; start it again."
                 )
             process.say("call", name=name, arguments=arguments)
+            message, lost = None, "ended without a result"
             try:
                 message = process.messages.get(timeout=self._seconds)
             except queue.Empty:
-                process.end()
-                limit = f"gave no result within {self._seconds:g} seconds, and was stopped"
-                return Called(f"The tool {name} {limit}.", FAILED)
+                lost = f"gave no result within {self._seconds:g} seconds, and was stopped"
             if message is None:
                 process.end()
-                return Called(f"The tool {name} ended without a result.", FAILED)
+                return Called(f"The tool {name} {lost}.", FAILED)
             return Called(message["text"], message["outcome"])
 
     def end(self) -> None:

@@ -433,15 +433,13 @@ def make_engine(
     if index_settings.engine == FAISS:
         made_from, search = index_settings.faiss, index_settings.faiss_search
         made_as = "" if Path(made_from).is_file() else made_from or FLAT
-        try:
-            about |= {"engine": FAISS, "encoder": manifest.encoder}
+        about |= {"engine": FAISS, "encoder": manifest.encoder}
+        with contextlib.suppress(InputError):  # there is none, or one of other vectors
             there = index_folder.read_manifest(out / FAISS, **about).settings
             if made_from in ("", there["made_as"]):
                 if search in ("", there["search"]):
                     return
                 made_as, made_from = there["made_as"], str(out / FAISS / faiss_index.FILE)
-        except InputError:  # there is none, or one of other vectors
-            pass
         make_faiss(out, corpus, made_from or FLAT, made_as, search)
         return
     with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
