@@ -16,19 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from qrag_jax.data import sources
 from qrag_jax.data.records import HUB, load_hub, read_records, split_files
 from qrag_jax.data.sample import BadRecord, Decomposition, Sample, Split
-from qrag_jax.data.sources import (
-    HUB_SPLITS,
-    MUSIQUE,
-    OPEN_SOURCES,
-    OWN,
-    SOURCES,
-    USUAL,
-    Columns,
-    Source,
-    parse_by_layout,
-)
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
 
@@ -103,7 +93,7 @@ def load_samples(
     path: str,
     split: Split,
     limit: int = 0,
-    columns: Columns = USUAL,
+    columns: sources.Columns = sources.USUAL,
     *,
     apart: bool = False,
 ) -> tuple[list[Sample], ReadReport]:
@@ -114,13 +104,13 @@ def load_samples(
     records in it, FILE.py:FUNCTION. Empty: the source's own place on the hub. `apart`: with their
     decompositions.
     """
-    if source not in SOURCES:
-        names = ", ".join(SOURCES)
+    if source not in sources.SOURCES:
+        names = ", ".join(sources.SOURCES)
         raise InputError(f"no data source {source!r} has records with passages; use one of {names}")
-    known = SOURCES[source]
+    known = sources.SOURCES[source]
     files, records = _records(source, known, path, split)
     parse: Callable[..., Sample] = known.parse
-    if source == OWN:
+    if source == sources.OWN:
         records, parse = columns.over(records), partial(parse, columns=columns)
     if apart:
         parse = partial(_taken_apart, parse, known)
@@ -131,7 +121,9 @@ def load_samples(
     return _samples(source, (files, records), parse, fix, limit)
 
 
-def _taken_apart(parse: Callable[..., Sample], known: Source, record: dict[str, Any]) -> Sample:
+def _taken_apart(
+    parse: Callable[..., Sample], known: sources.Source, record: dict[str, Any]
+) -> Sample:
     sample = parse(record)
     assert known.hops is not None
     try:
@@ -157,7 +149,7 @@ def _on_hub(path: str) -> DatasetPart:
     return DatasetPart(name, *rest)
 
 
-def _records(source: str, known: Source, path: str, split: Split) -> Records:
+def _records(source: str, known: sources.Source, path: str, split: Split) -> Records:
     if path.startswith(HUB):
         return _hub_records(_on_hub(path), split)
     if own_code.is_own_code(path):
@@ -176,14 +168,16 @@ def _records(source: str, known: Source, path: str, split: Split) -> Records:
     return _hub_records(DatasetPart(*known.hub), split)
 
 
-def _file_records(known: Source, path: str, split: Split) -> Records:
+def _file_records(known: sources.Source, path: str, split: Split) -> Records:
     files = split_files(Path(path), split, (getattr(known, split),), known.folders)
     return tuple(map(str, files)), (pair for file in files for pair in read_records(file))
 
 
 def _hub_records(part: DatasetPart, split: Split) -> Records:
     name = f"hub:{part.path}"
-    rows = load_hub(part.path, part.config or None, part.split + part.bounds or HUB_SPLITS[split])
+    rows = load_hub(
+        part.path, part.config or None, part.split + part.bounds or sources.HUB_SPLITS[split]
+    )
     return (name,), ((f"{name}:{number}", row) for number, row in enumerate(rows, 1))
 
 
@@ -269,7 +263,7 @@ def read_parts(text: str, *, from_corpus: bool = False) -> tuple[list[Sample], l
     """
 
     def parse(record: dict[str, Any], source: str) -> Sample:
-        sample = parse_by_layout(record, source=source)
+        sample = sources.parse_by_layout(record, source=source)
         if not from_corpus and not sample.chunks:
             raise BadRecord("neither 'paragraphs' nor 'context'")
         return sample
@@ -303,7 +297,9 @@ def _part_records(part: DatasetPart) -> Records:
         raise InputError(
             f"the folder {part.path} has no split {part.split!r}; use one of {', '.join(_SPLITS)}."
         )
-    known = {**SOURCES, **OPEN_SOURCES}.get(part.config, SOURCES[MUSIQUE])
+    known = {**sources.SOURCES, **sources.OPEN_SOURCES}.get(
+        part.config, sources.SOURCES[sources.MUSIQUE]
+    )
     names, records = _file_records(known, str(path), _SPLITS.get(part.split, "train"))
     if part.bounds:
         every = list(records)

@@ -18,17 +18,8 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from qrag_jax.algorithms import policy_gradient
 from qrag_jax.algorithms.advantages import best_of_groups, group_advantages, varies
-from qrag_jax.algorithms.policy_gradient import (
-    BNPO,
-    aggregation,
-    clipped_value_loss,
-    dpo_loss,
-    effective_share,
-    ipo_loss,
-    margins,
-    weighted_sum,
-)
 from qrag_jax.learners.config import (
     BEST,
     IPO,
@@ -211,8 +202,10 @@ def token_loss(
     tokens = token_count(block)
     if not isinstance(read, TokenScores):
         assert isinstance(config, TokenPPOConfig)
-        each = clipped_value_loss(read, targets.value, targets.returns, config.value_clip)
-        return Sums(weighted_sum(each, targets.weight), tokens, {}, {})
+        each = policy_gradient.clipped_value_loss(
+            read, targets.value, targets.returns, config.value_clip
+        )
+        return Sums(policy_gradient.weighted_sum(each, targets.weight), tokens, {}, {})
     rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
     # If a batch gives one step, its tokens are of the policy that learns.
     how: dict[str, Any] = {"is_fresh": config.updates_per_batch == 1, "sampler": block.sampler}
@@ -238,11 +231,11 @@ def pair_loss(
     total = jnp.where(rows, scores.log_probs[None], 0.0).sum(axis=1)
     total = total / jnp.maximum(rows.sum(axis=1), 1) if config.averaged else total
     policy = total.reshape(-1, 2)
-    h = margins(policy, reference)
+    h = policy_gradient.margins(policy, reference)
     if config.loss == IPO:
-        loss = ipo_loss(h, weight, config.beta)
+        loss = policy_gradient.ipo_loss(h, weight, config.beta)
     else:
-        loss = dpo_loss(h, weight, config.beta, config.label_smoothing)
+        loss = policy_gradient.dpo_loss(h, weight, config.beta, config.label_smoothing)
     of_pairs = {
         "margin": h,
         "accuracy": h > 0,
@@ -452,7 +445,7 @@ def make_token_update(policy: TokenPolicy) -> Update:
             metrics["entropy"] = jnp.where(actions > 0, metrics["entropy"], jnp.nan)
         if "sampler_weight" in metrics:
             weights = metrics.pop("sampler_weight"), metrics.pop("sampler_square")
-            metrics["sampler_effective"] = effective_share(*weights)
+            metrics["sampler_effective"] = policy_gradient.effective_share(*weights)
         if isinstance(config, TokenGRPOConfig):
             del metrics["largest_ratio"]
         return counted(state, actions, metrics)
@@ -496,9 +489,9 @@ def grpo_tokens(
     blocks, counts = episodes.blocks, jnp.asarray(episodes.counts)
     metrics: Metrics = {}
     advantages = jnp.ones(len(counts), jnp.float32)
-    each, divisor = aggregation(BNPO, counts, 0)
+    each, divisor = policy_gradient.aggregation(policy_gradient.BNPO, counts, 0)
     if isinstance(config, TokenGRPOConfig):
-        each, divisor = aggregation(config.aggregation, counts, config.longest)
+        each, divisor = policy_gradient.aggregation(config.aggregation, counts, config.longest)
         groups = (-1, config.members)
         rewards, metrics = _rewards(episodes)
         by_group = rewards.reshape(groups), jnp.asarray(episodes.scored).reshape(groups)

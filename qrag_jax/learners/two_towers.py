@@ -33,18 +33,10 @@ from qrag_jax.algorithms.two_towers import (
 )
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments.chunks import NOT_TAKEN
+from qrag_jax.learners import update
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import TrainState, dropout_key, episode_keys
-from qrag_jax.learners.update import (
-    REPLICATED,
-    Learner,
-    Sums,
-    Update,
-    added,
-    counted,
-    padding_share,
-)
 from qrag_jax.models.compute.lora import Adapted, merge, of_tower, with_key
 from qrag_jax.models.compute.ragged import (
     TokenCount,
@@ -92,7 +84,7 @@ class FusedGradient:
 
     def __call__(
         self, towers: Towers, batch: EpisodeBatch, draws: Draws, dropout_key: jax.Array | None
-    ) -> tuple[Params, Sums]:
+    ) -> tuple[Params, update.Sums]:
         """The gradient of the online towers, or of their adapters, and the sums.
 
         Play and learning use the same dropout masks, so the policy acts on the same embeddings that
@@ -130,7 +122,7 @@ class ScoredGradient:
 
     def __call__(
         self, towers: Towers, episodes: ScoredEpisodes, draws: Draws, dropout_key: jax.Array | None
-    ) -> tuple[Params, Sums]:
+    ) -> tuple[Params, update.Sums]:
         """See `FusedGradient`; `draws` has the keys that the episodes were played with."""
         actor, config = self.actor, self.config
         encoder, blocks = actor.encoder, actor.block_shapes.gradients
@@ -211,7 +203,7 @@ def sums_of(
     *,
     loss: jax.Array,
     tokens: TokenCount,
-) -> Sums:
+) -> update.Sums:
     """The sums over valid steps; `loss` is summed already.
 
     Only `actions`, `valid`, `q` and `entropy` of the trajectory are read.
@@ -237,7 +229,7 @@ def sums_of(
         "return": (over_transitions(rewards), episodes),
         "fact_em": (solved, episodes),
     }
-    return Sums(loss, tokens, means, {})
+    return update.Sums(loss, tokens, means, {})
 
 
 def over_towers(
@@ -312,7 +304,7 @@ class ImitationGradient:
 
     def __call__(
         self, towers: Towers, batch: EpisodeBatch, draws: Draws, dropout_key: jax.Array | None
-    ) -> tuple[Params, Sums]:
+    ) -> tuple[Params, update.Sums]:
         """The gradient of the online towers (or of their adapters), and sums over states.
 
         Args:
@@ -345,7 +337,7 @@ class ImitationGradient:
         gradient, again = pull_back_both(actor, params, rows, cotangents)
         number = states.valid.sum().astype(jnp.float32)
         means = {name: (each, number) for name, each in ({"loss": total} | by_state).items()}
-        return gradient, Sums(total, TokenCount.total([used, again]), means, {})
+        return gradient, update.Sums(total, TokenCount.total([used, again]), means, {})
 
     def states(self, params: Params | Adapted, batch: EpisodeBatch, draws: Draws) -> States:
         """The states of a batch: of two orders of the facts, and of the own search if asked for.
@@ -487,7 +479,7 @@ def _noise(draws: Draws, time: int, like: jax.Array) -> jax.Array:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TwoTowers(Learner):
+class TwoTowers(update.Learner):
     """Two towers, or adapters on one frozen base, and how they learn."""
 
     actor: Actor  # plays; its encoder is that of the mesh
@@ -531,7 +523,9 @@ class TwoTowers(Learner):
         )
 
 
-def make_update(towers: TwoTowers, gradient_of: Callable[..., tuple[Params, Sums]]) -> Update:
+def make_update(
+    towers: TwoTowers, gradient_of: Callable[..., tuple[Params, update.Sums]]
+) -> update.Update:
     """The program `(state, episodes) → (state, metrics)`; see `Learner.update`.
 
     The batch is split over the mesh and, on each device, into `accumulation` micro-batches. Losses
@@ -557,7 +551,7 @@ def make_update(towers: TwoTowers, gradient_of: Callable[..., tuple[Params, Sums
             return gradient_of(parts, episodes, draws._replace(keys=keys), dropout_key)
 
         def add(total, micro_batch):
-            return added(total, micro(*micro_batch)), None
+            return update.added(total, micro(*micro_batch)), None
 
         if accumulation == 1:
             return micro(episodes, draws.keys)
@@ -584,9 +578,9 @@ def make_update(towers: TwoTowers, gradient_of: Callable[..., tuple[Params, Sums
         transitions = sums.means["loss"][1]
         divisor, tau = jnp.maximum(transitions, 1.0), towers.config.tau
         state, learned = towers.learn(state, (of_online, None), sums.loss, divisor, tau=tau)
-        metrics = sums.metrics() | learned | padding_share(sums.tokens)
+        metrics = sums.metrics() | learned | update.padding_share(sums.tokens)
         metrics |= {"learning_rate": learning_rate, "alpha": draws.alpha}
-        return counted(state, transitions, metrics)
+        return update.counted(state, transitions, metrics)
 
     return towers.update(train_step, towers.on_mesh(_BY_EPISODE))
 
@@ -608,4 +602,4 @@ def make_play_step(towers: TwoTowers) -> Callable[..., Played]:
         return Played(trajectory.actions, trajectory.valid, trajectory.entropy)
 
     split = towers.on_mesh(_BY_EPISODE)
-    return towers.program(play, (towers.shardings, split, towers.on_mesh(REPLICATED)), split)
+    return towers.program(play, (towers.shardings, split, towers.on_mesh(update.REPLICATED)), split)

@@ -20,18 +20,8 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from qrag_jax.algorithms import policy_gradient
 from qrag_jax.algorithms.advantages import explained_variance, gae, whitened
-from qrag_jax.algorithms.policy_gradient import (
-    clipped,
-    clipped_weight,
-    is_clipped,
-    kl_k1,
-    kl_k3,
-    largest_ratio,
-    of_sequence,
-    sampler_weights,
-    weighted_sum,
-)
 from qrag_jax.learners.config import CISPO, REWARD, SEQUENCE, PPOConfig, SFTConfig
 from qrag_jax.learners.optimizers import keep_unless, optimizer_step
 from qrag_jax.learners.placement import base_shardings, both, of_one_tower, place, shapes_on
@@ -350,37 +340,39 @@ def action_loss(
 
     mean("entropy", scores.entropy)
     if isinstance(config, SFTConfig):
-        return Sums(weighted_sum(-new, weight), tokens, means, {})
+        return Sums(policy_gradient.weighted_sum(-new, weight), tokens, means, {})
     old = jax.lax.stop_gradient(new) if is_fresh else targets.old
     ratio, ratios = getattr(config, "ratio", None), new
     if ratio == SEQUENCE:
         assert rows is not None
         ratios = _of_rows(new, old, rows & valid[None])
-    surrogate = clipped_weight if ratio == CISPO else clipped
+    surrogate = policy_gradient.clipped_weight if ratio == CISPO else policy_gradient.clipped
     losses = surrogate(ratios, old, targets.advantages, config.clip)
     # What is clipped is of the ratios that the loss has; a KL is of actions.
-    mean("clip_fraction", is_clipped(ratios, old, targets.advantages, config.clip))
-    mean("kl_old", kl_k3(old, new))
-    largest = {"largest_ratio": largest_ratio(ratios, old, valid)}
-    kl = kl_k3(new, targets.reference) if config.kl_weight else jnp.zeros_like(new)
+    mean("clip_fraction", policy_gradient.is_clipped(ratios, old, targets.advantages, config.clip))
+    mean("kl_old", policy_gradient.kl_k3(old, new))
+    largest = {"largest_ratio": policy_gradient.largest_ratio(ratios, old, valid)}
+    kl = policy_gradient.kl_k3(new, targets.reference) if config.kl_weight else jnp.zeros_like(new)
     if sampler is not None:
-        weights = sampler_weights(old, sampler, config.sampler_cap)
+        weights = policy_gradient.sampler_weights(old, sampler, config.sampler_cap)
         losses = losses * weights
         mean("kl", kl)
-        mean("sampler_kl", kl_k3(sampler, old))
+        mean("sampler_kl", policy_gradient.kl_k3(sampler, old))
         mean("sampler_truncated", old - sampler > jnp.log(config.sampler_cap))
         mean("sampler_weight", weights)
         mean("sampler_square", jnp.square(weights))
-        largest["sampler_largest_ratio"] = largest_ratio(old, sampler, valid)
+        largest["sampler_largest_ratio"] = policy_gradient.largest_ratio(old, sampler, valid)
     losses += config.kl_weight * kl
     if entropy := getattr(config, "entropy", 0.0):
         losses -= entropy * scores.entropy
-    return Sums(weighted_sum(losses, weight), tokens, means, largest)
+    return Sums(policy_gradient.weighted_sum(losses, weight), tokens, means, largest)
 
 
 def _of_rows(new: jax.Array, old: jax.Array, rows: jax.Array) -> jax.Array:
     """`of_sequence` of tokens `[S]`, where `rows` `[R, S]` says which token is of which row."""
-    by_row = of_sequence(jnp.broadcast_to(new, rows.shape), jnp.broadcast_to(old, rows.shape), rows)
+    by_row = policy_gradient.of_sequence(
+        jnp.broadcast_to(new, rows.shape), jnp.broadcast_to(old, rows.shape), rows
+    )
     return jnp.where(rows.any(axis=0), jnp.where(rows, by_row, 0.0).sum(axis=0), new)
 
 
@@ -397,7 +389,7 @@ def ppo_actions(
     number = jnp.maximum(valid.sum().astype(jnp.float32), 1.0)
     metrics: Metrics = {}
     if config.kl and getattr(config, "kl_in", REWARD) == REWARD:
-        kl = jnp.where(valid, kl_k1(targets.old, targets.reference), 0.0)
+        kl = jnp.where(valid, policy_gradient.kl_k1(targets.old, targets.reference), 0.0)
         rewards = rewards - config.kl * kl
         metrics["kl"] = kl.sum() / number
     discounts = config.gamma, config.lambda_

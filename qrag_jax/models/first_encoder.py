@@ -22,13 +22,8 @@ from tokenizers import normalizers, pre_tokenizers, processors
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import Count, InputError, Natural, Positive, least, one_of
 from qrag_jax.models.compute.precision import AUTO, FLOAT32, NAMES
+from qrag_jax.models.files import sentence_transformers
 from qrag_jax.models.files.model_folder import read_config, resolve_folder, trunk_folder
-from qrag_jax.models.files.sentence_transformers import (
-    VECTOR_SCALE,
-    print_unused_prompts,
-    read_inputs,
-    read_published,
-)
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.pretrained import (
@@ -157,17 +152,17 @@ def load_encoder(
             f"{where}: hidden_size {sizes.hidden_size} is odd, but an embedding is read as two "
             "halves; use an encoder of even width."
         )
-    lowers, _ = read_inputs(root)
+    lowers, _ = sentence_transformers.read_inputs(root)
     tokenizer = TextTokenizer.load(folder, opens_rows=not is_causal, lowers=lowers)
     check_vocabulary(folder, tokenizer.vocab_size, sizes.vocab_size)
     own_pooling = None
     if not pooling or normalise is None:
-        own_pooling, own = read_published(root) or (None, is_causal)
+        own_pooling, own = sentence_transformers.read_published(root) or (None, is_causal)
         normalise = own if normalise is None else normalise
     if scale is None:
-        scale = fields["model_config"].get(VECTOR_SCALE)
+        scale = fields["model_config"].get(sentence_transformers.VECTOR_SCALE)
         if scale is not None:
-            check_value(Positive, scale, f"{where}: {VECTOR_SCALE}")
+            check_value(Positive, scale, f"{where}: {sentence_transformers.VECTOR_SCALE}")
         scale = float(scale or (1.0 if normalise else UNNORMALISED_SCALE))
     state_ids, chunk_ids = tokenizer.encode([config.state_prefix, config.chunk_prefix])
     encoder = TextEncoder(
@@ -262,7 +257,7 @@ def _build(
                 save_encoder(load_encoder(tower, config, platform=platform), tower, out)
             if not config.state_prefix and not config.chunk_prefix:
                 fix = "config.encoder.state_prefix and chunk_prefix begin texts with one"
-                print_unused_prompts(origin, fix)
+                sentence_transformers.print_unused_prompts(origin, fix)
         load_encoder(building, config, platform=platform)  # refused before it is the run's own
         building.rename(folder)
     finally:

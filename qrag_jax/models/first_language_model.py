@@ -21,17 +21,11 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
 from qrag_jax.errors import Count, InputError, Natural, Positive, least, one_of
+from qrag_jax.models import pretrained
 from qrag_jax.models.compute.precision import AUTO, FLOAT32, NAMES
 from qrag_jax.models.files.model_folder import GENERATION, read_json, resolve_folder
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.heads.embedding import LanguageModel
-from qrag_jax.models.pretrained import (
-    LoadedLanguageModel,
-    LoraConfig,
-    check_vocabulary,
-    load_fields,
-    new_adapters,
-)
 from qrag_jax.models.trunks.families import DECODERS, Qwen3Config
 from qrag_jax.models.trunks.transformer import REMAT_POLICIES, Params, Transformer
 from qrag_jax.runtime import hosts, own_code
@@ -73,7 +67,7 @@ _WORDS = (
 
 
 @dataclasses.dataclass(frozen=True)
-class ModelAdaptersConfig(LoraConfig):
+class ModelAdaptersConfig(pretrained.LoraConfig):
     """Section `model.lora`."""
 
     alpha: Positive = 32.0  # an adapter's product is scaled by alpha / r
@@ -133,7 +127,7 @@ class LanguageModelConfig:
 
 def load_language_model(
     folder: Path, config: LanguageModelConfig | None = None, *, platform: Platform | None = None
-) -> LoadedLanguageModel:
+) -> pretrained.LoadedLanguageModel:
     """Reads the folder of a causal language model.
 
     Args:
@@ -141,17 +135,17 @@ def load_language_model(
         platform: the devices that compute; None: those of this process.
     """
     config = config or LanguageModelConfig(dtype=FLOAT32)
-    fields = load_fields(folder, DECODERS, config, platform)
+    fields = pretrained.load_fields(folder, DECODERS, config, platform)
     sizes = fields["trunk"].config
     tokenizer = read_fast_tokenizer(folder)
-    check_vocabulary(folder, len(tokenizer), sizes.vocab_size)
+    pretrained.check_vocabulary(folder, len(tokenizer), sizes.vocab_size)
     stop_ids = _stop_ids(folder, fields["model_config"])
     model = LanguageModel(fields["trunk"], stop_ids, sizes.longest_row)
-    return LoadedLanguageModel(model=model, folder=folder, tokenizer=tokenizer, **fields)
+    return pretrained.LoadedLanguageModel(model=model, folder=folder, tokenizer=tokenizer, **fields)
 
 
 def save_language_model(
-    loaded: LoadedLanguageModel, params: Params, tokenizer_files_from: Path, out: Path
+    loaded: pretrained.LoadedLanguageModel, params: Params, tokenizer_files_from: Path, out: Path
 ) -> None:
     """Writes a folder that Hugging Face's model class opens; see `weight_names.save_folder`."""
     config = loaded.model_config | {"tie_word_embeddings": not loaded.trunk.own_head}
@@ -191,7 +185,7 @@ def prepare_language_model(
     seed: int,
     *,
     platform: Platform | None = None,
-) -> LoadedLanguageModel:
+) -> pretrained.LoadedLanguageModel:
     """The model of the run in `workdir`, and its first adapters, which change no output yet.
 
     The tokenizer of a tiny model is trained on `texts`; `seed` is that of all that is random.
@@ -204,7 +198,7 @@ def prepare_language_model(
             hosts.first_does(lambda: write_tiny_lm(folder, texts(), config.tiny, seed=seed))
     loaded = load_language_model(folder, config, platform=platform)
     if (sizes := config.lora.sizes) is not None:
-        adapters = new_adapters(loaded.table, loaded.trunk, sizes, seed)
+        adapters = pretrained.new_adapters(loaded.table, loaded.trunk, sizes, seed)
         model = dataclasses.replace(loaded.model, lora_scale=sizes.scale)
         loaded = dataclasses.replace(loaded, model=model, adapters=adapters)
     if not loaded.tokenizer.chat_template:

@@ -22,14 +22,7 @@ from qrag_jax.retrieval.paths import Choices, Path, best_paths
 from qrag_jax.retrieval.protocol import NONE, Index, Passage, Queries, VectorIndex, Where, row_of
 from qrag_jax.retrieval.towers import Towers
 from qrag_jax.retrieval.vectors import scan
-from qrag_jax.runtime.retriever_config import (
-    NO_POSITIONS,
-    TITLE_SEPARATOR,
-    Positions,
-    RetrieverConfig,
-    Search,
-    passage_text,
-)
+from qrag_jax.runtime import retriever_config
 
 _STATES = 1024  # encoded and searched for side by side, at most
 
@@ -61,11 +54,11 @@ class Rules:
             goes into the state, as in training, the others are further results.
     """
 
-    search: Search
+    search: retriever_config.Search
     sort_by_index: bool = False
-    placement: Positions | None = None
+    placement: retriever_config.Positions | None = None
     per_step: int = 1
-    title_separator: str = TITLE_SEPARATOR
+    title_separator: str = retriever_config.TITLE_SEPARATOR
 
     def __post_init__(self) -> None:
         if self.placement is not None and self.placement.kind == "random_published":
@@ -85,9 +78,11 @@ class Rules:
             )
 
     @classmethod
-    def of(cls, config: RetrieverConfig, per_step: int = 1) -> Rules:
+    def of(cls, config: retriever_config.RetrieverConfig, per_step: int = 1) -> Rules:
         """Those of an exported retriever."""
-        placement = None if config.positions.kind == NO_POSITIONS else config.positions
+        placement = (
+            None if config.positions.kind == retriever_config.NO_POSITIONS else config.positions
+        )
         further = per_step, config.title_separator
         return cls(config.search, config.sort_by_index, placement, *further)
 
@@ -210,7 +205,7 @@ class MultiStepSearch:
         """
         order = sorted if self.rules.sort_by_index else tuple
         texts = {
-            number: passage_text(each.title, each.text, self.rules.title_separator)
+            number: retriever_config.passage_text(each.title, each.text, self.rules.title_separator)
             for number, each in passages.items()
         }
         read = (tuple(texts[number] for number in order(path.taken)) for path in paths)

@@ -25,18 +25,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewards import Checks
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.scaffolds import ChatRenderer
+from qrag_jax.rollouts import trajectories
 from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
 from qrag_jax.rollouts.token_episodes import Episode, Start
-from qrag_jax.rollouts.trajectories import (
-    LENGTH,
-    NEUTRAL,
-    STOP,
-    Sampled,
-    Sampler,
-    SampleRequest,
-    Segment,
-    Turn,
-)
 from qrag_jax.runtime.interrupt import LOOK_EVERY
 from qrag_jax.runtime.line_process import LineProcess, ProcessLost
 from qrag_jax.runtime.run import log
@@ -47,7 +38,7 @@ _GRACE = 20.0  # seconds, beyond those of the environment, before it is taken fo
 _NUMBERS = itertools.count(1)  # of episodes: a late message has a number of the past
 # Fields of a request that change the distribution, but for these values.
 _NEUTRAL: dict[str, tuple[Any, ...]] = {
-    **{name: (value,) for name, value in NEUTRAL.items()},
+    **{name: (value,) for name, value in trajectories.NEUTRAL.items()},
     "top_k": (-1, 0),
     "n": (1,),
     **dict.fromkeys(("logit_bias", "stop", "seed", "bad_words", "min_tokens"), ()),
@@ -89,7 +80,9 @@ class EnvironmentPlay(Schedule):
         self._playing = dict[int, tuple[Playing, EpisodeCalls]]()  # by the numbers of episodes
         self._heard = 0.0  # when the environment said something
 
-    def play(self, starts: Sequence[Start], sampler: Sampler, stop: Checks) -> list[Episode]:
+    def play(
+        self, starts: Sequence[Start], sampler: trajectories.Sampler, stop: Checks
+    ) -> list[Episode]:
         """Plays the episodes of tasks by their numbers; each is in the place of its start."""
         self.sampler = sampler
         try:
@@ -167,9 +160,9 @@ class EnvironmentPlay(Schedule):
             self._answer(message, request)
             return
 
-        def arrived(sampled: Sampled | Failure) -> None:
-            if isinstance(sampled, Sampled) and len(sampled.ids):
-                calls.turns.append(Turn(ids, *sampled, self.sampler.version))
+        def arrived(sampled: trajectories.Sampled | Failure) -> None:
+            if isinstance(sampled, trajectories.Sampled) and len(sampled.ids):
+                calls.turns.append(trajectories.Turn(ids, *sampled, self.sampler.version))
             if message["episode"] in self._playing:  # else its process was lost meanwhile
                 self._answer(message, sampled, prompt=ids.tolist(), follows=follows)
 
@@ -231,7 +224,7 @@ class EnvironmentPlay(Schedule):
             self._fail(*one, cause, message)
 
     def _answer(
-        self, message: Mapping[str, Any], sampled: Sampled | Failure, **fields: Any
+        self, message: Mapping[str, Any], sampled: trajectories.Sampled | Failure, **fields: Any
     ) -> None:
         """Answers the process: from now on it is the environment's turn."""
         self._heard = time.monotonic()
@@ -252,11 +245,13 @@ class EpisodeCalls:
     """The turns of one episode, of a task by its number; `key` is uint32 `[2]`, of its draws."""
 
     def __init__(self, limits: PlaySettings, key: np.ndarray, task: int = 0) -> None:
-        self.turns = list[Turn]()  # that were sampled, each behind all ids before it
+        self.turns = list[trajectories.Turn]()  # that were sampled, each behind all ids before it
         self.task, self._limits, self._key = task, limits, key
         self._drawn: Counter[bytes] = Counter()
 
-    def ask(self, ids: np.ndarray, sampling: Mapping[str, Any]) -> SampleRequest | Failure:
+    def ask(
+        self, ids: np.ndarray, sampling: Mapping[str, Any]
+    ) -> trajectories.SampleRequest | Failure:
         """The turn to sample behind these ids, int32, or why there is none."""
         limits = self._limits
         if problem := unfit(sampling, limits.temperature):
@@ -269,7 +264,7 @@ class EpisodeCalls:
             return Failure("request", f"the limit of {over} is reached")
         if asked := sampling.get("max_tokens"):
             left.append(max(int(asked), 1))
-        return SampleRequest(ids, self._draw_key(ids), min(left))
+        return trajectories.SampleRequest(ids, self._draw_key(ids), min(left))
 
     @property
     def sampled(self) -> int:
@@ -308,7 +303,7 @@ def unfit(sampling: Mapping[str, Any], temperature: float | None) -> str:
 
 def segments_of(
     nodes: Sequence[Mapping[str, Any]], stop_ids: Collection[int], version: str
-) -> tuple[Segment, ...]:
+) -> tuple[trajectories.Segment, ...]:
     """The segments of a forest of messages: several turns may stand behind one prefix.
 
     A segment is a path from a root to a leaf; what an earlier one has trained is read in a later
@@ -328,7 +323,7 @@ def segments_of(
         while number >= 0:
             path.append(number)
             number = nodes[number]["parent"]
-        turns, read = list[Turn](), list[int]()
+        turns, read = list[trajectories.Turn](), list[int]()
         for number in reversed(path):
             node = nodes[number]
             ids, start = node["ids"], len(node["ids"]) - sum(node["mask"])
@@ -341,8 +336,8 @@ def segments_of(
             observed = np.array(read + ids[:start], np.int32)
             sampled = np.array(ids[start:], np.int32)
             log_probs = np.array(node["log_probs"], np.float32)
-            finish = STOP if ids[-1] in stop_ids else LENGTH
-            turns.append(Turn(observed, sampled, log_probs, finish, version))
+            finish = trajectories.STOP if ids[-1] in stop_ids else trajectories.LENGTH
+            turns.append(trajectories.Turn(observed, sampled, log_probs, finish, version))
             read = []
         if turns:
             segments.append(tuple(turns))

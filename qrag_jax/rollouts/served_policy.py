@@ -40,16 +40,8 @@ from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import LanguageModel
 from qrag_jax.models.pretrained import LoadedLanguageModel, LoraConfig, write_adapters
 from qrag_jax.models.trunks.transformer import Params
+from qrag_jax.rollouts import trajectories
 from qrag_jax.rollouts.token_episodes import Speech
-from qrag_jax.rollouts.trajectories import (
-    LENGTH,
-    NEUTRAL,
-    STOP,
-    Sampled,
-    SampleRequest,
-    SamplingConfig,
-    Versioned,
-)
 from qrag_jax.runtime.interrupt import StopSignal, wait_for
 from qrag_jax.runtime.run import log
 
@@ -76,22 +68,22 @@ class ServerSampler:
     """
 
     ask: Submit  # of a `Client`, which asks again where a failure may pass
-    config: SamplingConfig
+    config: trajectories.SamplingConfig
     stop_ids: Sequence[int]  # that end a turn; the model's own end of text only if it is one
     model: str  # its name on the server, as `Publisher` published it
     version: str = ""
     in_rounds = False
 
-    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[list[Outcome]]]:
+    def submit(self, requests: Sequence[trajectories.SampleRequest]) -> list[Future[list[Outcome]]]:
         # vLLM takes neutral values from the model's generation_config.json unless they are given.
-        extra = NEUTRAL | {
+        extra = trajectories.NEUTRAL | {
             "return_token_ids": True,
             "ignore_eos": True,
             "stop_token_ids": [*self.stop_ids],
             "skip_special_tokens": False,
         }
 
-        def completion(request: SampleRequest) -> CompletionRequest:
+        def completion(request: trajectories.SampleRequest) -> CompletionRequest:
             return CompletionRequest(
                 tuple(request.ids.tolist()),
                 model=self.model,
@@ -104,13 +96,15 @@ class ServerSampler:
 
         return [self.ask([completion(request)]) for request in requests]
 
-    def read(self, request: SampleRequest, result: list[Outcome]) -> Sampled | Failure:
+    def read(
+        self, request: trajectories.SampleRequest, result: list[Outcome]
+    ) -> trajectories.Sampled | Failure:
         (outcome,) = result
         if isinstance(outcome, Failure):
             return outcome
         return read_turn(outcome, self._most(request), self.stop_ids)
 
-    def _most(self, request: SampleRequest) -> int:
+    def _most(self, request: trajectories.SampleRequest) -> int:
         return min(request.most, self.config.room - len(request.ids))
 
 
@@ -124,7 +118,7 @@ class ServedPolicy:
         workdir: Path,
         *,
         llm: ServedConfig,
-        sampling: SamplingConfig,
+        sampling: trajectories.SamplingConfig,
         lora: LoraConfig | None,
         staleness: int,
     ) -> None:
@@ -190,7 +184,7 @@ class ServedPolicy:
 
     # ---------------------------------------------------------------- versions
 
-    def sampler(self, weights: Versioned, stop: StopSignal) -> ServerSampler:
+    def sampler(self, weights: trajectories.Versioned, stop: StopSignal) -> ServerSampler:
         """Samples by these weights; hands them over if they are not the ones served last."""
         return self._published(weights.params, str(weights.updates), self.watch(stop))
 
@@ -255,10 +249,10 @@ class ServedPolicy:
         sampler = self._published(played, "check", watch)
         most = min(_CHECKED_TOKENS, self._speech.turn)
         requests = [
-            SampleRequest(ids, np.array([number, most], np.uint32), most)
+            trajectories.SampleRequest(ids, np.array([number, most], np.uint32), most)
             for number, ids in enumerate(prompts[:_CHECKED_TURNS])
         ]
-        turns = list[Sampled]()
+        turns = list[trajectories.Sampled]()
         for request, future in zip(requests, sampler.submit(requests), strict=True):
             found = sampler.read(request, wait_for(future, watch.check))
             if isinstance(found, Failure):
@@ -289,7 +283,7 @@ def _noisy(adapters: Params, sizes: LoraConfig) -> Any:
 # ---------------------------------------------------------------- a turn of the server
 
 
-def seed_of(request: SampleRequest) -> int:
+def seed_of(request: trajectories.SampleRequest) -> int:
     """The seed of a turn's draws, 0 to 2^63 - 1: by the segment's key and the first new position.
 
     vLLM draws a request's tokens from a generator of its own.
@@ -299,7 +293,7 @@ def seed_of(request: SampleRequest) -> int:
     return int.from_bytes(digest[:8], "little") >> 1
 
 
-def read_turn(answer: Answer, most: int, stop_ids: Sequence[int]) -> Sampled | Failure:
+def read_turn(answer: Answer, most: int, stop_ids: Sequence[int]) -> trajectories.Sampled | Failure:
     """The turn in an answer, or a failure if it is not as asked."""
     ids, log_probs, problem = answer.token_ids, answer.log_probs, ""
     if not ids:
@@ -313,7 +307,7 @@ def read_turn(answer: Answer, most: int, stop_ids: Sequence[int]) -> Sampled | F
     elif not all(0 <= number < 2**31 for number in ids) or len(ids) > most:
         problem = f"the server gave {len(ids)} tokens, {most} were asked for; use vLLM"
     elif any(number in stop_ids for number in ids[:-1]) or (
-        answer.finish_reason == STOP and ids[-1] not in stop_ids
+        answer.finish_reason == trajectories.STOP and ids[-1] not in stop_ids
     ):
         problem = (
             f"the server did not end the turn at a stop id ({', '.join(map(str, stop_ids))}); use "
@@ -328,8 +322,8 @@ def read_turn(answer: Answer, most: int, stop_ids: Sequence[int]) -> Sampled | F
             f"the server cut the turn off after {len(ids)} of {most} tokens; raise "
             "config.llm.server.max_model_len to config.sampling.room, or shorten the room",
         )
-    finish = STOP if stopped else LENGTH
-    return Sampled(np.array(ids, np.int32), np.array(log_probs, np.float32), finish)
+    finish = trajectories.STOP if stopped else trajectories.LENGTH
+    return trajectories.Sampled(np.array(ids, np.int32), np.array(log_probs, np.float32), finish)
 
 
 # ---------------------------------------------------------------- is it the trainer's model?

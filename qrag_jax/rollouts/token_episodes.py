@@ -46,19 +46,9 @@ from qrag_jax.feedback.rewards import PERMANENT, Checks
 from qrag_jax.llm.outcomes import Failure, Outcome, Request
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import Scaffold
+from qrag_jax.rollouts import trajectories
 from qrag_jax.rollouts.pool_search import Ask, Drawn, Found
 from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
-from qrag_jax.rollouts.trajectories import (
-    DONE,
-    LENGTH,
-    STOP,
-    TRUNCATED,
-    Sampled,
-    Sampler,
-    SampleRequest,
-    Segment,
-    Turn,
-)
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.interrupt import LOOK_EVERY
@@ -117,7 +107,7 @@ class Start(NamedTuple):
 
 class Episode(NamedTuple):
     ended: Ended  # how it ended; a `Failed` has no reward
-    segments: tuple[Segment, ...]  # what the policy said and read in the last attempt
+    segments: tuple[trajectories.Segment, ...]  # what the policy said and read in the last attempt
     attempts: int  # how often it was played
     searches: tuple[Drawn, ...] = ()  # those of the policy in the last attempt
 
@@ -126,7 +116,7 @@ class Episode(NamedTuple):
         """As `TokenTrajectory.status`."""
         if isinstance(self.ended, Failed):
             return self.ended.cause
-        return TRUNCATED if self.ended.tally.truncated else DONE
+        return trajectories.TRUNCATED if self.ended.tally.truncated else trajectories.DONE
 
 
 class AgentRollout(Schedule):
@@ -148,7 +138,7 @@ class AgentRollout(Schedule):
         stop: Checks,
         attempts: int = 2,
         counts: Counts | None = None,
-        sampler: Sampler | None = None,
+        sampler: trajectories.Sampler | None = None,
         speech: Speech | None = None,
         library: Library | None = None,
         functions: ToolFunctions | None = None,
@@ -177,7 +167,7 @@ class AgentRollout(Schedule):
     def episode(self, start: Start, attempt: int) -> Generator[Any, Any, Episode]:
         """Asks for what `take` knows."""
         talk: list[tuple[str, str]] = []  # all messages so far
-        segments, searches = list[list[Turn]](), list[Drawn]()
+        segments, searches = list[list[trajectories.Turn]](), list[Drawn]()
         key, play = key_within(start.key, attempt - 1), self._agent.play(start.task)
         reply: Any = None
         while True:
@@ -204,8 +194,8 @@ class AgentRollout(Schedule):
         attempt: int,
         messages: Messages,
         talk: list[tuple[str, str]],
-        segments: list[list[Turn]],
-    ) -> Generator[SampleRequest, Sampled | Failure, Said | Failure]:
+        segments: list[list[trajectories.Turn]],
+    ) -> Generator[trajectories.SampleRequest, trajectories.Sampled | Failure, Said | Failure]:
         """A turn of the policy behind these messages; it is added to talk and segments."""
         speech, scaffold = self._speech, self._speech.scaffold
         asks = any(role == "user" for role, _ in messages)
@@ -229,13 +219,15 @@ class AgentRollout(Schedule):
             return Said("", "length")
         # Positions of a rewritten segment were drawn at before, so it has a key of its own.
         key = key_within(start.key, attempt - 1, len(segments) - 1)
-        drawn = yield SampleRequest(ids, key, min(speech.turn, left))
+        drawn = yield trajectories.SampleRequest(ids, key, min(speech.turn, left))
         if isinstance(drawn, Failure):
             return drawn
         text, version = speech.text(drawn.ids), self.sampler.version
-        segments[-1].append(Turn(observed, drawn.ids, drawn.log_probs, drawn.finish, version))
+        segments[-1].append(
+            trajectories.Turn(observed, drawn.ids, drawn.log_probs, drawn.finish, version)
+        )
         talk.append(("assistant", text))
-        return Said(text, "length" if drawn.finish == LENGTH else "stop")
+        return Said(text, "length" if drawn.finish == trajectories.LENGTH else "stop")
 
     def _completed(
         self, start: Start, attempt: int, step: Complete
@@ -262,7 +254,7 @@ class AgentRollout(Schedule):
         """A future, a `SampleRequest`, an `Ask`, or what a tool reads: (task, step)."""
         if isinstance(step, Future):
             self.fly(step, partial(self.reply, playing))
-        elif isinstance(step, SampleRequest):
+        elif isinstance(step, trajectories.SampleRequest):
             self.speaking.append((step, partial(self.reply, playing)))
         elif isinstance(step, Ask):
             if not self._retrieving:
@@ -380,7 +372,7 @@ class Talk(NamedTuple):
 
 def encoded(talk: Talk, speech: Speech) -> Episode:
     """The episode as tokens; raises `ValueError` if it is too long, or if turns are rewritten."""
-    scaffold, turns = speech.scaffold, list[Turn]()
+    scaffold, turns = speech.scaffold, list[trajectories.Turn]()
     for messages, text in talk.turns:
         if turns:
             observed = scaffold.after(turns[-1].sampled, messages)
@@ -388,7 +380,11 @@ def encoded(talk: Talk, speech: Speech) -> Episode:
             observed = scaffold.opening(messages)
         ids = speech.tokenizer(text, add_special_tokens=False).input_ids
         sampled = np.array([*ids, scaffold.stop_ids[0]], np.int32)
-        turns.append(Turn(observed, sampled, np.zeros(len(sampled), np.float32), STOP))
+        turns.append(
+            trajectories.Turn(
+                observed, sampled, np.zeros(len(sampled), np.float32), trajectories.STOP
+            )
+        )
     length = sum(len(turn.observed) + len(turn.sampled) for turn in turns)
     if length > speech.room:
         raise ValueError(f"a script has {length} tokens, and there is room for {speech.room}")
@@ -401,5 +397,5 @@ def all_sampled(episode: Episode) -> Episode:
     for segment in episode.segments:
         ids = np.concatenate([part for turn in segment for part in (turn.observed, turn.sampled)])
         nothing = np.zeros(len(ids) - 1, np.float32)
-        segments.append((Turn(ids[:1], ids[1:], nothing, segment[-1].finish),))
+        segments.append((trajectories.Turn(ids[:1], ids[1:], nothing, segment[-1].finish),))
     return episode._replace(segments=tuple(segments))

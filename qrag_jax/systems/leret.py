@@ -27,14 +27,8 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Sample, world
+from qrag_jax.environments import queries
 from qrag_jax.environments.few_shot import split_questions
-from qrag_jax.environments.queries import (
-    QueryAgent,
-    QueryPrompt,
-    QueryState,
-    demonstration_scripts,
-    style_variants,
-)
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import query_evaluation
@@ -123,7 +117,7 @@ def load_inputs(
     begun = pool is not None or has_begun(workdir)
     library = open_search(search, passages, pool or workdir / CORPUS, begun=begun)
 
-    def states_on_corpus(questions: Sequence[Sample]) -> list[QueryState]:
+    def states_on_corpus(questions: Sequence[Sample]) -> list[queries.QueryState]:
         states, left_out = states_on(
             questions, library.corpus, search.gold_by, max_missing_share=search.max_missing_share
         )
@@ -132,11 +126,13 @@ def load_inputs(
         return states
 
     states = states_on_corpus(train) if trains else []
-    variants = style_variants() if config.tries.ways == STYLED else ()
-    prompt = QueryPrompt(prompts.load(writing.prompt), variants, writing.passage_words)
+    variants = queries.style_variants() if config.tries.ways == STYLED else ()
+    prompt = queries.QueryPrompt(prompts.load(writing.prompt), variants, writing.passage_words)
     script = None
     if is_made and trains:
-        script = demonstration_scripts().QueryScript.of(made, library, search.gold_by, prompt)
+        script = queries.demonstration_scripts().QueryScript.of(
+            made, library, search.gold_by, prompt
+        )
     dev = states_on_corpus(every_dev)
     longest = max((*states, *dev), key=lambda state: len(state.question))
     asks = (prompt.messages(longest.asked_by(number)) for number in range(len(prompt.names)))
@@ -146,7 +142,7 @@ def load_inputs(
         mesh,
         turn=writing.query_tokens,
         prompts=((longest.id, messages) for messages in asks),
-        agent=QueryAgent(prompt, writing.k, writing.stop),
+        agent=queries.QueryAgent(prompt, writing.k, writing.stop),
         library=library,
         train=states,
         dev=dev,
@@ -160,7 +156,7 @@ def load_inputs(
     )
 
 
-def digest_of(states: Sequence[QueryState]) -> str:
+def digest_of(states: Sequence[queries.QueryState]) -> str:
     return token_system.fingerprint((state.id, state.question, state.pages) for state in states)
 
 
@@ -239,7 +235,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     # ---------------------------------------------------------------- play
 
     @cached_property
-    def prompt(self) -> QueryPrompt:
+    def prompt(self) -> queries.QueryPrompt:
         """All ways to ask; those with examples must be there, see `maker`."""
         prompt = self.inputs.agent.prompt
         if self.maker is None:
@@ -278,7 +274,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     def searched(
         self,
         params: Any,
-        states: Sequence[QueryState],
+        states: Sequence[queries.QueryState],
         stop: StopSignal,
         stream: int = token_system.EVALUATED,
         *,
@@ -309,7 +305,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         if state is not None:
             weights = self.weights(state)
 
-            def play_by(prompt: QueryPrompt, starts: Sequence[Start]) -> list[Episode]:
+            def play_by(prompt: queries.QueryPrompt, starts: Sequence[Start]) -> list[Episode]:
                 agent = dataclasses.replace(self.inputs.agent, prompt=prompt)
                 return self.play(weights, starts, stop, agent=agent)
 
@@ -506,17 +502,17 @@ def _ways(predictor: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way
         by = predictor.after(first) if first.kind == SCRIPT else predictor.weights(scoring.FIRST)
         name, asks = system.prompt.names[variant], system.prompt.variants[variant - 1]
 
-        def play(params: Any, shown: Sequence[QueryState], _: int, n: int = variant) -> Any:
+        def play(params: Any, shown: Sequence[queries.QueryState], _: int, n: int = variant) -> Any:
             return system.searched(params, shown, predictor.stop, variant=n)
 
         label = f"prompt {name}, by what made the first tries"
         prompt = token_system.fingerprint([(asks,)])
         yield predictor.way(by, f"prompt-{name}", label, play, prompt=prompt)
 
-    def ruled(name: str, label: str, write: Callable[[QueryState], str]) -> scoring.Way:
+    def ruled(name: str, label: str, write: Callable[[queries.QueryState], str]) -> scoring.Way:
         plays = by_rule(library, config.writing.k, write)
 
-        def play(shown: Sequence[QueryState], first: int) -> list[Searched]:
+        def play(shown: Sequence[queries.QueryState], first: int) -> list[Searched]:
             return search_hops(config, library, shown, plays, token_system.EVALUATED)[0]
 
         return scoring.Way(name, label, play, predictor.record)
@@ -525,7 +521,7 @@ def _ways(predictor: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way
     yield ruled("question_and_passage", "the question and the first passage", _with_passage)
 
 
-def _with_passage(state: QueryState) -> str:
+def _with_passage(state: queries.QueryState) -> str:
     passage = state.pool[0].text if state.pool else ""
     return " ".join(f"{state.question} {passage.lstrip('# ')}".split()[:_WORDS])
 
@@ -550,7 +546,7 @@ def open_hop_predictor(
         inputs = load_inputs(config, workdir, mesh, trains=trains, pool=pool)
         system = Leret(config, mesh, inputs, workdir)
 
-        def play(params: Any, states: Sequence[QueryState], first: int) -> list[Searched]:
+        def play(params: Any, states: Sequence[queries.QueryState], first: int) -> list[Searched]:
             stream = token_system.EVALUATED if scores else scoring.PREDICTED + first // size
             return system.searched(params, states, stop, stream)
 
@@ -561,7 +557,7 @@ def open_hop_predictor(
             "data": {name: key for name, key in inputs.data.items() if name != "questions"},
         }
         # As many in a part as in training, whose memory suffices
-        questions: scoring.Questions[QueryState, Searched] = scoring.Questions(
+        questions: scoring.Questions[queries.QueryState, Searched] = scoring.Questions(
             HOPS, inputs.dev, 0 if scores else size
         )
         yield scoring.Predictor(system, stop, questions, play, record)

@@ -13,16 +13,9 @@ from qrag_jax.errors import Count, Natural, Positive, Share, least, one_of, some
 from qrag_jax.feedback.pairs import POOL_SCORES, PairsConfig, QueryRewardConfig
 from qrag_jax.learners.config import PreferenceConfig
 from qrag_jax.runtime import saved_config
+from qrag_jax.systems import token_config
 from qrag_jax.systems.config import HalvedEvalConfig, refuse
 from qrag_jax.systems.search import SearchConfig
-from qrag_jax.systems.token_config import (
-    BRIDGE,
-    BridgeQuestionsConfig,
-    ScriptConfig,
-    StageSFTConfig,
-    TokenConfig,
-    planned,
-)
 
 NAME = "leret"
 SCRIPT, SFT, PREFERENCE = STAGES = ("script", "sft", "preference")
@@ -30,7 +23,7 @@ STYLED, FEW_SHOT, BARE_ONLY = WAYS = ("styles", "few_shot", "bare")
 
 
 @dataclasses.dataclass(frozen=True)
-class QuestionsConfig(BridgeQuestionsConfig):
+class QuestionsConfig(token_config.BridgeQuestionsConfig):
     most: Natural = 0  # training questions that are tried, the first ones; 0: all
     bridge_train: Count = 600  # number of training questions that are made
     bridge_corpus: Count = 2000  # the passages of so many training questions are searched
@@ -93,7 +86,7 @@ class EvalConfig(HalvedEvalConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class LeretConfig(TokenConfig):
+class LeretConfig(token_config.TokenConfig):
     NAME: ClassVar[str] = NAME
     PLAYED: ClassVar[str] = "tries"
     IMITATION: ClassVar[str] = SCRIPT
@@ -111,8 +104,8 @@ class LeretConfig(TokenConfig):
     styles: StylesConfig
     reward: QueryRewardConfig
     pairs: PairsConfig
-    script: ScriptConfig
-    sft: StageSFTConfig
+    script: token_config.ScriptConfig
+    sft: token_config.StageSFTConfig
     preference: StagePreferenceConfig
     eval: EvalConfig
 
@@ -120,7 +113,7 @@ class LeretConfig(TokenConfig):
         scripted, tries, asked = SCRIPT in self.stages, self.tries, self.questions
         alone = "so a state has one try, which can be compared with none; raise it"
         few = f"less than config.questions.bridge_train, {asked.bridge_train}; raise it"
-        other = f"and the stage {SCRIPT} demonstrates {BRIDGE!r}; leave the stage out"
+        other = f"and the stage {SCRIPT} demonstrates {token_config.BRIDGE!r}; leave the stage out"
         unknown = f"whose marks a model knows from the stage {SCRIPT} only; add that"
         alike = "so several tries of one prompt would be alike; raise it, or take one"
         repeats = tries.samples > 1 or tries.ways == BARE_ONLY
@@ -128,7 +121,7 @@ class LeretConfig(TokenConfig):
             self,
             (asked.bridge_corpus < asked.bridge_train, "questions.bridge_corpus", few),
             (tries.asked * tries.samples < 2, "tries.samples", alone),
-            (scripted and asked.train != BRIDGE, "questions.train", other),
+            (scripted and asked.train != token_config.BRIDGE, "questions.train", other),
             (tries.ways == STYLED and not scripted, "tries.ways", unknown),
             (repeats and not self.sampling.temperature, "sampling.temperature", alike),
         )
@@ -138,7 +131,9 @@ class LeretConfig(TokenConfig):
         order = [(SCRIPT, 0)] if SCRIPT in self.stages else []
         tried = [kind for kind in (SFT, PREFERENCE) if kind in self.stages]
         order += [(kind, number) for number in range(1, self.iterations + 1) for kind in tried]
-        plan = planned((kind, getattr(self, kind).steps, number) for kind, number in order)
+        plan = token_config.planned(
+            (kind, getattr(self, kind).steps, number) for kind, number in order
+        )
         return dataclasses.replace(
             self,
             plan=plan,

@@ -24,14 +24,7 @@ from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.llm.text.scaffolds import ChatRenderer, content_text
 from qrag_jax.metrics.bootstrap import columns_of, interval_text, means, with_intervals
 from qrag_jax.metrics.rows import PREDICTIONS, Prediction, scored_episodes
-from qrag_jax.rollouts.environment_play import (
-    About,
-    EnvironmentPlay,
-    EnvironmentProcess,
-    PlaySettings,
-    ProcessLost,
-    Scored,
-)
+from qrag_jax.rollouts import environment_play
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
@@ -62,12 +55,12 @@ class EnvironmentTask(ToolTask):
 class EnvironmentInputs(TokenInputs):
     """What a run reads; the environment plays elsewhere."""
 
-    process: EnvironmentProcess
-    about: About
+    process: environment_play.EnvironmentProcess
+    about: environment_play.About
     renderer: ChatRenderer
 
 
-def _task(number: int, about: About) -> EnvironmentTask:
+def _task(number: int, about: environment_play.About) -> EnvironmentTask:
     name = question = f"train-{number}"
     if number < len(about.prompts) and about.prompts[number]:  # else they are not known here
         question = content_text(about.prompts[number][-1].get("content"))
@@ -97,7 +90,7 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
         "endless": ENDLESS,
         "harness": env.harness,
     }
-    process = EnvironmentProcess(env.interpreter(), workdir / LOG, fields)
+    process = environment_play.EnvironmentProcess(env.interpreter(), workdir / LOG, fields)
     try:
         return _loaded(config, workdir, mesh, process)
     except BaseException:
@@ -106,12 +99,12 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
 
 
 def _loaded(
-    config: RlvrConfig, workdir: Path, mesh: Mesh, process: EnvironmentProcess
+    config: RlvrConfig, workdir: Path, mesh: Mesh, process: environment_play.EnvironmentProcess
 ) -> EnvironmentInputs:
     env = config.env
     try:
         about = process.start(lambda: None)
-    except ProcessLost as lost:
+    except environment_play.ProcessLost as lost:
         raise InputError(
             f"the environment {env.verifiers!r} cannot be opened: {lost}; mend it."
         ) from None
@@ -140,7 +133,7 @@ def _loaded(
     return EnvironmentInputs(process=process, about=about, renderer=renderer, **vars(inputs))
 
 
-def _split(env: EnvironmentConfig, about: About) -> tuple[range, range]:
+def _split(env: EnvironmentConfig, about: environment_play.About) -> tuple[range, range]:
     """Tasks to train and to score: some of them are held out."""
     count = min(about.tasks, env.tasks or about.tasks)
     if not count:
@@ -155,7 +148,9 @@ def _split(env: EnvironmentConfig, about: About) -> tuple[range, range]:
     return range(train), range(train, count)
 
 
-def _check_prompts(config: RlvrConfig, about: About, renderer: ChatRenderer) -> None:
+def _check_prompts(
+    config: RlvrConfig, about: environment_play.About, renderer: ChatRenderer
+) -> None:
     for number, messages in enumerate(about.prompts):
         try:
             tokens = len(renderer.opening(messages, [])) if messages else 0
@@ -217,12 +212,12 @@ class EnvironmentRlvr(ToolSystem):
         return patience.play(starts, lambda starts: play(starts, sampler, watch))
 
     @cached_property
-    def _environments(self) -> dict[bool, EnvironmentPlay]:
+    def _environments(self) -> dict[bool, environment_play.EnvironmentPlay]:
         """By whether the likeliest tokens are sampled."""
         config, inputs, env = self.config, self.inputs, self.config.env
         found = {}
         for greedy in (False, True):
-            settings = PlaySettings(
+            settings = environment_play.PlaySettings(
                 turn=config.tools.turn_tokens,
                 room=config.sampling.room,
                 tokens=env.max_tokens,
@@ -232,7 +227,7 @@ class EnvironmentRlvr(ToolSystem):
                 side_by_side=env.side_by_side,
                 renderer=inputs.renderer,
             )
-            found[greedy] = EnvironmentPlay(inputs.process, settings, self.counts)
+            found[greedy] = environment_play.EnvironmentPlay(inputs.process, settings, self.counts)
         return found
 
     def trajectory(
@@ -246,7 +241,7 @@ class EnvironmentRlvr(ToolSystem):
         if isinstance(ended, Failed):
             facts["message"] = ended.message
         else:
-            assert isinstance(ended, Scored)
+            assert isinstance(ended, environment_play.Scored)
             parts = {**ended.parts, REWARD: ended.reward}
             if REWARD in ended.parts:  # a part has the name of the whole
                 parts[f"{REWARD}_part"] = ended.parts[REWARD]

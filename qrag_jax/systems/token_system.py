@@ -24,16 +24,10 @@ from qrag_jax.environments.episode import Agent, Failed
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback.rewards import Checks, Patience
-from qrag_jax.learners import placement
+from qrag_jax.learners import placement, token_policy
 from qrag_jax.learners.config import NONE, TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts, TrainState
-from qrag_jax.learners.token_policy import (
-    TokenPolicy,
-    episode_shardings,
-    make_token_update,
-    token_episodes,
-)
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.compute.lora import merge
@@ -42,21 +36,11 @@ from qrag_jax.models.first_language_model import named_folder, prepare_language_
 from qrag_jax.models.pretrained import LoadedLanguageModel
 from qrag_jax.models.trunks.transformer import Params
 from qrag_jax.policies.tokens import Vocabulary
+from qrag_jax.rollouts import token_episodes
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.experience import AgentExperience, Drawn, Experience, Playing, QuestionOrder
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
-from qrag_jax.rollouts.token_episodes import (
-    AgentRollout,
-    Episode,
-    Library,
-    Speech,
-    Start,
-    Talk,
-    all_sampled,
-    encoded,
-    played_by_all,
-)
 from qrag_jax.rollouts.trajectories import (
     DONE,
     REWARD,
@@ -87,7 +71,7 @@ if TYPE_CHECKING:
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TokenInputs:
     model: LoadedLanguageModel  # what is trained
-    speech: Speech  # between text and ids
+    speech: token_episodes.Speech  # between text and ids
     agent: Any = None  # the environment; None: it is played elsewhere
     library: Any = None  # what is searched; None likewise
     functions: Any = None  # of the user, as tools; None: there are none
@@ -101,7 +85,7 @@ class TokenInputs:
 
 class Stage(NamedTuple):
     plan: StagePlan
-    policy: TokenPolicy[Any]
+    policy: token_policy.TokenPolicy[Any]
     update: Any
 
 
@@ -156,7 +140,7 @@ def token_inputs(
     shown, tested = (drawn([task.id for task in tasks], config.eval) for tasks in (dev, test))
     return TokenInputs(
         model=model,
-        speech=Speech(model.tokenizer, scaffold, turn, room),
+        speech=token_episodes.Speech(model.tokenizer, scaffold, turn, room),
         agent=agent,
         dev=[dev[place] for place in shown.places],
         test=[test[place] for place in tested.places],
@@ -193,7 +177,7 @@ _FAILED = (
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 
 
-def spoken(talks: Iterable[Talk]) -> Iterator[str]:
+def spoken(talks: Iterable[token_episodes.Talk]) -> Iterator[str]:
     """All texts of scripted episodes, on which a tiny model's tokenizer is trained."""
     for talk in talks:
         for messages, said in talk.turns:
@@ -313,7 +297,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         by_rewards = isinstance(algorithm, TokenGRPOConfig | TokenPPOConfig)
         temperature = config.sampling.temperature if by_rewards else 1.0
         rate = learning_rate_schedule(optimizer)
-        policy: TokenPolicy[Any] = TokenPolicy.of(
+        policy: token_policy.TokenPolicy[Any] = token_policy.TokenPolicy.of(
             self.mesh,
             model,
             parts,
@@ -324,7 +308,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
             lora_scale=model.model.lora_scale,
             rests_until=rests_until,
         )
-        return Stage(plan, policy, make_token_update(policy))
+        return Stage(plan, policy, token_policy.make_token_update(policy))
 
     def first_state(self) -> TrainState:
         return self.stages[0].policy.first_state(self.inputs.model.trained, self.config.seed)
@@ -424,14 +408,14 @@ class TokenSystem(abc.ABC, Generic[Config]):
     def play(
         self,
         weights: Params | Versioned,
-        starts: Sequence[Start],
+        starts: Sequence[token_episodes.Start],
         stop: StopSignal,
         *,
         greedy: bool = False,
-        library: Library | None = None,
+        library: token_episodes.Library | None = None,
         agent: Agent | None = None,
         turn: int = 0,
-    ) -> list[Episode]:
+    ) -> list[token_episodes.Episode]:
         """Plays by parameters on the devices, or by a version of them, which the server is given.
 
         Of several hosts, each plays a part, and has all episodes.
@@ -445,9 +429,9 @@ class TokenSystem(abc.ABC, Generic[Config]):
         speech = dataclasses.replace(speech, turn=turn or speech.turn)
         acting = self.acting(weights, stop, greedy=greedy)
 
-        def play_own(own: Sequence[Start]) -> list[Episode]:
+        def play_own(own: Sequence[token_episodes.Start]) -> list[token_episodes.Episode]:
             sampler, watch = acting()
-            rollout = AgentRollout(
+            rollout = token_episodes.AgentRollout(
                 agent or self.inputs.agent,
                 stop=watch,
                 attempts=self.config.played.attempts,
@@ -458,7 +442,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
                 functions=self.inputs.functions,
             )
 
-            def play(starts: Sequence[Start]) -> list[Episode]:
+            def play(starts: Sequence[token_episodes.Start]) -> list[token_episodes.Episode]:
                 if isinstance(weights, Versioned):
                     assert self.served is not None
                     self.served.bring_back(sampler, stop)
@@ -466,7 +450,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
 
             return self.patience(watch).play(own, play)
 
-        return played_by_all(starts, play_own)
+        return token_episodes.played_by_all(starts, play_own)
 
     def acting(
         self, weights: Params | Versioned, stop: StopSignal, *, greedy: bool
@@ -531,9 +515,13 @@ class TokenSystem(abc.ABC, Generic[Config]):
         return f"a lower --config.optimizer.learning_rate (it is {rate:g}), or "
 
 
-def starts_of(tasks: Sequence[Any], keys: np.ndarray) -> list[Start]:
+def starts_of(tasks: Sequence[Any], keys: np.ndarray) -> list[token_episodes.Start]:
     """Episodes of these tasks, those of a task side by side; keys uint32 `[task, member, 2]`."""
-    return [Start(task, key) for task, own in zip(tasks, keys, strict=True) for key in own]
+    return [
+        token_episodes.Start(task, key)
+        for task, own in zip(tasks, keys, strict=True)
+        for key in own
+    ]
 
 
 @contextlib.contextmanager
@@ -673,14 +661,16 @@ class BatchSystem(TokenSystem[Config]):
         inputs, found, parts = self.inputs, [], {REWARD: 0.0}
         for index, number in enumerate(numbers, step * self._imitation.batch_size):
             talk = inputs.script.talk(self.config, inputs.agent, inputs.library, number, index)
-            episode = encoded(talk, inputs.speech)
+            episode = token_episodes.encoded(talk, inputs.speech)
             if self._imitation.observed:
-                episode = all_sampled(episode)
+                episode = token_episodes.all_sampled(episode)
             found.append(TokenTrajectory(number, 0, 1, episode.segments, episode.status, parts))
         return found
 
     def _batch(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
-        return put_whole(self._arrays(stage, trajectories), episode_shardings(self.mesh))
+        return put_whole(
+            self._arrays(stage, trajectories), token_policy.episode_shardings(self.mesh)
+        )
 
     def _arrays(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
         """What an update takes, on the host."""
@@ -689,7 +679,7 @@ class BatchSystem(TokenSystem[Config]):
         batch = token_batch(
             trajectories, members=members, parts=(REWARD,), truncated=truncated, longest=room
         )
-        return token_episodes(stage.policy, batch, self.block_shape(batch, members))
+        return token_policy.token_episodes(stage.policy, batch, self.block_shape(batch, members))
 
     def _longest(self, stage: Stage) -> Any:
         segments = (self._longest_segment(self._sampled(stage)),)

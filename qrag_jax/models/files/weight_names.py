@@ -14,16 +14,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.files.model_folder import (
-    MODULES,
-    StoredLeaf,
-    Tensor,
-    copy_files,
-    kept_files,
-    read_json,
-    trunk_folder,
-    write_shards,
-)
+from qrag_jax.models.files import model_folder
 from qrag_jax.models.trunks.transformer import LAYERS, WORDS, Params, Sizes, Transformer
 from qrag_jax.runtime.whole_files import write_json
 
@@ -95,7 +86,7 @@ def name_table(
 
 
 def stored_params(
-    table: NameTable, module: Transformer, tensors: Mapping[str, Tensor], where: str
+    table: NameTable, module: Transformer, tensors: Mapping[str, model_folder.Tensor], where: str
 ) -> dict[str, Any]:
     """The stacked parameters of `module`, from tensors with Hugging Face's names.
 
@@ -111,7 +102,7 @@ def stored_params(
         table.prefixes,
         key=lambda p: sum(table.find(tensors, p + name) is not None for name in shapes),
     )
-    problems, used, found = [], set(), dict[str, Tensor]()
+    problems, used, found = [], set(), dict[str, model_folder.Tensor]()
     for name, shape in shapes.items():
         there = table.find(tensors, prefix + name)
         if there is None:
@@ -132,13 +123,13 @@ def stored_params(
         listed += [f"and {rest} more"] if rest > 0 else []
         raise InputError(f"{where}: the weights do not fit config.json: {'; '.join(listed)}.")
 
-    def leaf(path: LeafPath, count: int, shape: tuple[int, ...]) -> StoredLeaf:
+    def leaf(path: LeafPath, count: int, shape: tuple[int, ...]) -> model_folder.StoredLeaf:
         names = [table.names[path].format(i) for i in range(count)]
         dtype = next((found[name].dtype for name in names if name in found), np.float32)
         # A view of one number: of this shape, a table of words may have gigabytes.
         ones = np.broadcast_to(np.ones((), dtype), shape)
         own = [found.get(name, ones) for name in names]
-        return StoredLeaf(own, path[0] == LAYERS, path[-1] == "kernel")
+        return model_folder.StoredLeaf(own, path[0] == LAYERS, path[-1] == "kernel")
 
     return unflatten_dict(
         {path: leaf(path, count, shape) for path, count, shape in leaves_of(module)}
@@ -150,13 +141,13 @@ def tensors_from_params(table: NameTable, params: Params) -> dict[str, np.ndarra
     return {name: np.asarray(part, order="C") for name, part in _parts(table, params).items()}
 
 
-def _parts(table: NameTable, params: Params) -> dict[str, Tensor]:
+def _parts(table: NameTable, params: Params) -> dict[str, model_folder.Tensor]:
     """The tensors of a tree, layer by layer; those in files are as they are there."""
-    found: list[tuple[int, str, Tensor]] = []
+    found: list[tuple[int, str, model_folder.Tensor]] = []
     for path, leaf in flatten_dict(params).items():
         stacked = path[0] == LAYERS
         tensors: Any
-        if isinstance(leaf, StoredLeaf):
+        if isinstance(leaf, model_folder.StoredLeaf):
             tensors = leaf.tensors
         else:
             array = np.asarray(leaf) if stacked else np.asarray(leaf)[None]
@@ -185,7 +176,7 @@ def save_folder(
     """
     out.mkdir(parents=True, exist_ok=True)
     tensors = _parts(table, params)
-    write_shards(out, tensors)
+    model_folder.write_shards(out, tensors)
     config = {k: v for k, v in config_dict.items() if k not in ("dtype", "torch_dtype")}
     config |= {
         "model_type": table.model_type,
@@ -193,11 +184,13 @@ def save_folder(
         "torch_dtype": tensors[table.names[(WORDS,)]].dtype.name,
     }
     write_json(out / "config.json", config)
-    copy_files(kept_files(tokenizer_files_from), out)
-    if trunk_folder(tokenizer_files_from) != tokenizer_files_from:  # here it is the folder itself
-        modules = read_json(tokenizer_files_from / MODULES, list)
+    model_folder.copy_files(model_folder.kept_files(tokenizer_files_from), out)
+    if (
+        model_folder.trunk_folder(tokenizer_files_from) != tokenizer_files_from
+    ):  # here it is the folder itself
+        modules = model_folder.read_json(tokenizer_files_from / model_folder.MODULES, list)
         modules[0]["path"] = ""
-        write_json(out / MODULES, modules)
+        write_json(out / model_folder.MODULES, modules)
 
 
 def expected_shapes(table: NameTable, module: Transformer) -> dict[str, tuple[int, ...]]:

@@ -14,23 +14,13 @@ import numpy as np
 from qrag_jax.errors import Count, InputError, Positive, least
 from qrag_jax.models.compute.dropout import GATED, OUTPUT
 from qrag_jax.models.files.weight_names import NameTable, name_table
-from qrag_jax.models.trunks.transformer import (
-    ACTIVATIONS,
-    DISTANCES,
-    HEAD,
-    QKV,
-    WORDS,
-    Size,
-    Sizes,
-    frequencies,
-    rotation_fields,
-)
+from qrag_jax.models.trunks import transformer
 from qrag_jax.runtime.config_fields import check_value
 
 # ---------------------------------------------------------------------- BERT and RoBERTa
 
 EMBEDDINGS = {
-    WORDS: "embeddings.word_embeddings",
+    transformer.WORDS: "embeddings.word_embeddings",
     "position_embeddings": "embeddings.position_embeddings",
     "token_type_embeddings": "embeddings.token_type_embeddings",
     "embedding_norm": "embeddings.LayerNorm",
@@ -39,14 +29,14 @@ PROJECTIONS = ("query", "key", "value")
 
 
 @dataclasses.dataclass(frozen=True)
-class BertConfig(Sizes):
+class BertConfig(transformer.Sizes):
     """BERT (Devlin et al., 2019)."""
 
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "hidden_act": tuple(ACTIVATIONS),
+        "hidden_act": tuple(transformer.ACTIVATIONS),
         "position_embedding_type": ("absolute",),
     }
-    FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {QKV: PROJECTIONS}
+    FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {transformer.QKV: PROJECTIONS}
     COLUMNS: ClassVar[tuple[str, ...]] = (*PROJECTIONS, "intermediate")
     ROWS: ClassVar[tuple[str, ...]] = ("attention_output", "output")
 
@@ -123,7 +113,7 @@ class MpnetConfig(BertConfig):
 
 MPNET_TABLE = name_table(
     MpnetConfig,
-    EMBEDDINGS | {DISTANCES: "encoder.relative_attention_bias"},
+    EMBEDDINGS | {transformer.DISTANCES: "encoder.relative_attention_bias"},
     "encoder.layer.{}.",
     "query attention.attn.q, key attention.attn.k, value attention.attn.v, "
     "attention_output attention.attn.o, attention_norm attention.LayerNorm, "
@@ -140,7 +130,7 @@ MPNET_TABLE = name_table(
 
 
 @dataclasses.dataclass(frozen=True)
-class GteConfig(Sizes):
+class GteConfig(transformer.Sizes):
     """GTE's encoder (Zhang et al., arXiv 2407.19669, "mGTE"): rotated, with a gated feed-forward.
 
     It is the trunk of gte-multilingual-base and gte-base-en-v1.5, whose class is called NewModel
@@ -151,14 +141,14 @@ class GteConfig(Sizes):
     GATED_MAP: ClassVar[str] = "up_gate"
     DROPS: ClassVar[tuple[int, ...]] = (GATED, OUTPUT)
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "hidden_act": tuple(ACTIVATIONS),
+        "hidden_act": tuple(transformer.ACTIVATIONS),
         "layer_norm_type": ("layer_norm", "rms_norm"),
         "position_embedding_type": ("rope",),
         "pack_qkv": (True,),
         "logn_attention_scale": (False,),
     }
 
-    max_position_embeddings: Size = 2048
+    max_position_embeddings: transformer.Size = 2048
     type_vocab_size: int = 1
     layer_norm_type: str = "layer_norm"
     rope_theta: float = 1e4
@@ -179,7 +169,7 @@ class GteConfig(Sizes):
         frequencies, k times as long as the longest row, so the same apply to every row.
         """
         width, factor, b = self.head_dim, self.rope_factor, self.rope_mixed_b
-        plain = frequencies(self.rope_theta * (factor if b is None else 1.0), width)
+        plain = transformer.frequencies(self.rope_theta * (factor if b is None else 1.0), width)
         if b is None:
             return (plain / factor ** (2 / width),)
         number = np.arange(1, width // 2 + 1, dtype=np.float64)
@@ -187,7 +177,7 @@ class GteConfig(Sizes):
 
     @classmethod
     def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-        theta, scaling = rotation_fields(config, where, "ntk")
+        theta, scaling = transformer.rotation_fields(config, where, "ntk")
         if scaling is not None:
             least_1 = Annotated[float, least(1)]
             factor = check_value(least_1, scaling.get("factor"), f"{where}: rope_scaling.factor")
@@ -240,7 +230,7 @@ class NomicBertConfig(GteConfig):
     DROPS: ClassVar[tuple[int, ...]] = (OUTPUT,)
     FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {"up_gate": ("up", "gate")}
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "hidden_act": ("silu", *ACTIVATIONS),
+        "hidden_act": ("silu", *transformer.ACTIVATIONS),
         "activation_function": ("swiglu",),
         **dict.fromkeys(("prenorm", "parallel_block", "causal", "qkv_proj_bias"), (False,)),
         **dict.fromkeys(("mlp_fc1_bias", "mlp_fc2_bias", "rotary_emb_interleaved"), (False,)),
@@ -279,7 +269,7 @@ class NomicBertConfig(GteConfig):
 
     @classmethod
     def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
-        theta, _ = rotation_fields(config, where)
+        theta, _ = transformer.rotation_fields(config, where)
         heads, width = config["num_attention_heads"], config["hidden_size"]
         if heads * (config.get("head_dim") or width // heads) != width:
             raise InputError(
@@ -310,7 +300,7 @@ GLOBAL, LOCAL = LAYER_TYPES = ("full_attention", "sliding_attention")
 
 
 @dataclasses.dataclass(frozen=True)
-class ModernBertConfig(Sizes):
+class ModernBertConfig(transformer.Sizes):
     """ModernBERT (Warner et al., arXiv 2412.13663), also of modernbert-embed-base.
 
     In most layers a token sees only its neighbours; these layers turn positions faster.
@@ -323,7 +313,7 @@ class ModernBertConfig(Sizes):
     BIASES: ClassVar[tuple[bool, bool, bool]] = (False, False, False)
     DROPS: ClassVar[tuple[int, ...]] = (GATED,)
     CHOICES: ClassVar[Mapping[str, tuple[Any, ...]]] = {
-        "hidden_activation": tuple(ACTIVATIONS),
+        "hidden_activation": tuple(transformer.ACTIVATIONS),
         **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias"), (False,)),
         "rope_scaling": (None, {}),
     }
@@ -332,10 +322,12 @@ class ModernBertConfig(Sizes):
         "hidden_activation": "hidden_act",
     }
 
-    max_position_embeddings: Size = 8192
+    max_position_embeddings: transformer.Size = 8192
     type_vocab_size: int = 0
     layer_norm_eps: float = 1e-5
-    local_attention: Size = 128  # a token of a local layer sees half as many on each side
+    local_attention: transformer.Size = (
+        128  # a token of a local layer sees half as many on each side
+    )
     global_rope_theta: float = 160_000.0
     local_rope_theta: float = 10_000.0
     layer_types: tuple[str, ...] = ()  # a name of `LAYER_TYPES` for each layer
@@ -347,7 +339,7 @@ class ModernBertConfig(Sizes):
     @property
     def rotations(self) -> tuple[np.ndarray, ...]:
         thetas = (self.global_rope_theta, self.local_rope_theta)
-        return tuple(frequencies(theta, self.head_dim) for theta in thetas)
+        return tuple(transformer.frequencies(theta, self.head_dim) for theta in thetas)
 
     @classmethod
     def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -355,7 +347,7 @@ class ModernBertConfig(Sizes):
         found: dict[str, Any] = {}
         for kind, field in ((GLOBAL, "global_rope_theta"), (LOCAL, "local_rope_theta")):
             rope = (config.get("rope_parameters") or {}).get(kind)
-            theta, _ = rotation_fields({"rope_parameters": rope}, where)
+            theta, _ = transformer.rotation_fields({"rope_parameters": rope}, where)
             value = theta.get("rope_theta", config.get(field, getattr(cls, field)))
             found[field] = check_value(Positive, value, f"{where}: {field}")
         count, kinds = config["num_hidden_layers"], config.get("layer_types")
@@ -375,7 +367,7 @@ class ModernBertConfig(Sizes):
 MODERNBERT_TABLE = name_table(
     ModernBertConfig,
     {
-        WORDS: "embeddings.tok_embeddings",
+        transformer.WORDS: "embeddings.tok_embeddings",
         "embedding_norm": "embeddings.norm",
         "final_norm": "final_norm",
     },
@@ -413,7 +405,7 @@ def slowed(
 
 
 @dataclasses.dataclass(frozen=True)
-class Qwen3Config(Sizes):
+class Qwen3Config(transformer.Sizes):
     """Qwen3 (Yang et al., arXiv 2505.09388), also of Qwen3-Embedding (arXiv 2506.05176).
 
     It has no biases by default, queries and keys are normalised head by head, and a few query heads
@@ -428,7 +420,7 @@ class Qwen3Config(Sizes):
     GATED_MAP: ClassVar[str] = "gate_up"
     DROPS: ClassVar[tuple[int, ...]] = ()
     FUSED: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        QKV: ("query", "key", "value"),
+        transformer.QKV: ("query", "key", "value"),
         "gate_up": ("gate", "up"),
     }
     COLUMNS: ClassVar[tuple[str, ...]] = ("query", "key", "value", "gate", "up")
@@ -440,9 +432,9 @@ class Qwen3Config(Sizes):
     }
     SPELLINGS: ClassVar[Mapping[str, str]] = {"rms_norm_eps": "layer_norm_eps"}
 
-    num_key_value_heads: Size = dataclasses.field(kw_only=True)
-    head_dim: Size = 128
-    max_position_embeddings: Size = 32768
+    num_key_value_heads: transformer.Size = dataclasses.field(kw_only=True)
+    head_dim: transformer.Size = 128
+    max_position_embeddings: transformer.Size = 32768
     type_vocab_size: int = 0
     layer_norm_eps: float = 1e-6
     hidden_act: str = "silu"
@@ -473,7 +465,7 @@ class Qwen3Config(Sizes):
 
     @property
     def rotations(self) -> tuple[np.ndarray, ...]:
-        plain = frequencies(self.rope_theta, self.head_dim)
+        plain = transformer.frequencies(self.rope_theta, self.head_dim)
         return (slowed(plain, *self.scaling) if self.scaling else plain,)
 
     @classmethod
@@ -485,7 +477,9 @@ class Qwen3Config(Sizes):
                 "computed here; use a model whose layers all have full attention."
             )
         kind = config.get("model_type", QWEN3)
-        found, scaling = rotation_fields(config, where, "llama3" if kind == LLAMA else "")
+        found, scaling = transformer.rotation_fields(
+            config, where, "llama3" if kind == LLAMA else ""
+        )
         if scaling is not None:
             rope = f"{where}: rope_parameters"
             read = [check_value(Positive, scaling.get(n), f"{rope}.{n}") for n in LLAMA3]
@@ -501,7 +495,7 @@ class Qwen3Config(Sizes):
 # lies outside the trunk and is ignored: an encoder does not need it.
 QWEN3_TABLE = name_table(
     Qwen3Config,
-    {WORDS: "embed_tokens", "final_norm": "norm"},
+    {transformer.WORDS: "embed_tokens", "final_norm": "norm"},
     "layers.{}.",
     "attention_norm input_layernorm, query self_attn.q_proj, key self_attn.k_proj, "
     "value self_attn.v_proj, query_norm self_attn.q_norm, key_norm self_attn.k_norm, "
@@ -532,7 +526,8 @@ HEAD_NAME, _TRUNK = "lm_head.weight", "model."
 DECODERS = {
     kind: dataclasses.replace(
         QWEN3_TABLE,
-        names={at: _TRUNK + name for at, name in QWEN3_TABLE.names.items()} | {(HEAD,): HEAD_NAME},
+        names={at: _TRUNK + name for at, name in QWEN3_TABLE.names.items()}
+        | {(transformer.HEAD,): HEAD_NAME},
         prefixes=("",),
         trunk=tuple(_TRUNK + name for name in QWEN3_TABLE.trunk),
         model_type=kind,
