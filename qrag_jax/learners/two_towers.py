@@ -23,14 +23,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
+from qrag_jax.algorithms import two_towers as losses
 from qrag_jax.algorithms.advantages import ends_of, gae
-from qrag_jax.algorithms.two_towers import (
-    alpha_at,
-    imitation_loss,
-    needed_next,
-    pqn_loss,
-    twin_loss,
-)
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.environments.chunks import NOT_TAKEN
 from qrag_jax.learners import update
@@ -104,7 +98,9 @@ class FusedGradient:
         last = self.actor.config.last_position(batch.chunk_mask.shape[1])
 
         def loss_of(states: jax.Array, chunks: jax.Array) -> jax.Array:
-            return pqn_loss(states, rotate(chunks, trajectory.positions, last), target, valid)
+            return losses.pqn_loss(
+                states, rotate(chunks, trajectory.positions, last), target, valid
+            )
 
         total, cotangents = jax.value_and_grad(loss_of, (0, 1))(*embeddings)
         rows = tower_rows(trajectory.states, trajectory.chunks)
@@ -147,7 +143,7 @@ class ScoredGradient:
         rotated = rotate(chunks, played.positions, last).reshape(len(flat), -1)
 
         def of_states(embedded: jax.Array, values: tuple[jax.Array, ...]) -> jax.Array:
-            return jax.grad(pqn_loss)(embedded, *values)
+            return jax.grad(losses.pqn_loss)(embedded, *values)
 
         state_tower, values = of_tower(params, STATE), (rotated, goals, flat)
         of_state_tower, states, used_by_states = embed_and_pull_back(
@@ -156,7 +152,7 @@ class ScoredGradient:
         states = states.reshape(*valid.shape, -1)
 
         def loss_of(chunks: jax.Array) -> jax.Array:
-            return pqn_loss(states, rotate(chunks, played.positions, last), target, valid)
+            return losses.pqn_loss(states, rotate(chunks, played.positions, last), target, valid)
 
         total, cotangents = jax.value_and_grad(loss_of)(chunks)
         of_chunk_tower, used_again = pull_back(
@@ -367,7 +363,7 @@ class ImitationGradient:
         taken, valid = (jnp.concatenate(leaves, axis=1) for leaves in zip(*parts, strict=True))
         was_taken = (taken[..., None] == column[None]).any(axis=2)
         available = self._shown(batch, draws)[:, None] & ~was_taken
-        needed = needed_next(batch.rank[:, None], available)
+        needed = losses.needed_next(batch.rank[:, None], available)
         if stop:
             known = (facts > 0)[:, None, None] & ~needed.any(axis=-1, keepdims=True)
             needed |= known & (column == support.shape[1] - 1)
@@ -418,7 +414,7 @@ class ImitationGradient:
             )
             needed = jnp.concatenate([needed, jnp.zeros(shape, bool)], axis=-1)
         logits = logits / (config.temperature or self.pqn.alpha)
-        total = imitation_loss(logits, needed, available, states.valid)
+        total = losses.imitation_loss(logits, needed, available, states.valid)
         if config.returns:
             total += config.returns * self._of_returns(twin, batch, states)
         best = jnp.where(states.available, q, soft_q.MASKED)
@@ -465,7 +461,7 @@ class ImitationGradient:
         discounts = self.pqn.gamma, 1.0
         _, goal = gae(rewards, jnp.zeros_like(rewards), valid, ends_of(valid), discounts)
         chosen = jnp.take_along_axis(twin[:, :steps], action[..., None, None], 2)[:, :, 0]
-        return twin_loss(chosen, goal, valid)
+        return losses.twin_loss(chosen, goal, valid)
 
 
 def _noise(draws: Draws, time: int, like: jax.Array) -> jax.Array:
@@ -518,7 +514,7 @@ class TwoTowers(update.Learner):
         """
         return Draws(
             episode_keys(state, number, episodes),
-            alpha_at(self.config.alpha, self.schedule(state.step), self.peak),
+            losses.alpha_at(self.config.alpha, self.schedule(state.step), self.peak),
             state.env_steps < 2 * self.config.learning_start,
         )
 

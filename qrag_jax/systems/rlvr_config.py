@@ -23,14 +23,8 @@ from qrag_jax.retrieval.own_documents import RETRIEVERS
 from qrag_jax.rollouts.trajectories import REWARD
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.own_code import OwnCode
+from qrag_jax.systems import token_config
 from qrag_jax.systems.config import HalvedEvalConfig, refuse
-from qrag_jax.systems.token_config import (
-    BRIDGE,
-    BridgeQuestionsConfig,
-    PlayedConfig,
-    ScriptConfig,
-    TokenConfig,
-)
 
 MADE = ".venv-verifiers"  # is looked for in the working folder; `make verifiers`
 
@@ -89,7 +83,7 @@ SFT, GRPO = STAGES = ("sft", "grpo")
 
 
 @dataclasses.dataclass(frozen=True)
-class ToolsConfig(PlayedConfig):
+class ToolsConfig(token_config.PlayedConfig):
     tools: tuple[str, ...] = (RETRIEVE, COMPLETE)  # get_document is a further one
     form: Annotated[str, one_of(FORMATS)] = HERMES  # how calls are written: hermes or llama
     prompt: str = "rlvr_tools"  # the first prompt: a name of ours, or a file .txt of your own
@@ -144,7 +138,7 @@ class EvalConfig(HalvedEvalConfig):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RlvrConfig(TokenConfig):
+class RlvrConfig(token_config.TokenConfig):
     NAME: ClassVar[str] = NAME
     PLAYED: ClassVar[str] = "tools"
     IMITATION: ClassVar[str] = SFT
@@ -159,11 +153,11 @@ class RlvrConfig(TokenConfig):
     # what is done, one after the other: sft, grpo, or both
     stages: Annotated[tuple[str, ...], some_of(STAGES, ordered=True)] = STAGES
     env: EnvironmentConfig
-    questions: BridgeQuestionsConfig
+    questions: token_config.BridgeQuestionsConfig
     tasks: TasksConfig
     tools: ToolsConfig
     rubric: RubricConfig
-    sft: ScriptConfig
+    sft: token_config.ScriptConfig
     grpo: TokenGRPOConfig
     eval: EvalConfig
 
@@ -181,11 +175,12 @@ class RlvrConfig(TokenConfig):
             (tools.path and self.env.verifiers, "tools.path", theirs),
         )
         if SFT in self.stages:
-            own = f"and sft demonstrates {BRIDGE!r} on documents of their own; set stages to grpo"
+            bridge = token_config.BRIDGE
+            own = f"and sft demonstrates {bridge!r} on documents of their own; set stages to grpo"
             refuse(
                 self,
                 (self.env.verifiers, "env.verifiers", own),
-                (self.questions.train != BRIDGE, "questions.train", own),
+                (self.questions.train != bridge, "questions.train", own),
                 (self.tools.corpus, "tools.corpus", own),
             )
         return self.with_stages()
