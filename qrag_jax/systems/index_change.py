@@ -104,7 +104,9 @@ def change_index(
             now: Any = {"corpus": indexed.corpus.digest, "count": len(indexed.corpus)}
             manifest = dataclasses.replace(manifest, files={}, **now)
             parts = indexing.parts_of(new / EXACT, manifest, encoder, settings, first=len(kept))
-            indexed = indexing.embed_parts(indexed.corpus, encoder, parts, settings, stop, copied)
+            indexed = indexing.embed_parts(
+                indexed.corpus, encoder, parts, settings, stop, there=copied
+            )
 
         def finish() -> None:
             if BM25 in there and not (new / BM25 / NAME).exists():

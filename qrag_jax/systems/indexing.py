@@ -604,6 +604,7 @@ def embed_parts(
     parts: index_folder.VectorParts,
     settings: IndexSettings,
     stop: StopSignal,
+    *,
     there: Iterable[np.ndarray] = (),
 ) -> Indexed:
     """Embeds the parts that are not finished, and then makes their folder an index.
