@@ -336,7 +336,7 @@ def to_json(episode: Episode) -> list[Any]:
 
 def from_json(saved: Sequence[Any]) -> Episode:
     kind, ended, segments, attempts = saved
-    turns = tuple(tuple(map(Turn.from_json, segment)) for segment in segments)
+    turns = tuple(tuple(map(trajectories.Turn.from_json, row)) for row in segments)
     return Episode(typed(_KINDS[kind], ended), turns, attempts)
 
 
