@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import signal
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ from configs import harr_grpo
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import harr
-from tests.entry_points import Commands, end, json_lines, refusal, wait_until
+from tests.entry_points import Commands, json_lines, refusal
 from tests.support import worlds
 from tests.support.worlds import record_of, write_lines
 
@@ -38,14 +38,11 @@ def log(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_killed_command_goes_on(log: Path, commands: Commands, tmp_path: Path) -> None:
+    """A torn row is played again; the threshold may change."""
     path = tmp_path / "varied.jsonl"
-    process = commands.start("filter_data", *TINY, f"--out={path}")
-    wait_until(lambda: path.exists() and path.read_text().count("\n") > 5, process)
-    assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
-    text = path.read_text().splitlines(keepends=True)
-    assert len(text) < QUESTIONS
-    # A torn row is played again; the threshold may change.
-    path.write_text("".join(text[:5]) + text[5][:30])
+    shutil.copy(log.with_suffix(".json"), path.with_suffix(".json"))
+    text = log.read_text().splitlines(keepends=True)
+    path.write_text("".join(text[:60]) + text[60][:30])
     commands.succeed("filter_data", *TINY, f"--out={path}", "--least_std=0.2")
     rows = json_lines(path)
     assert len({row["id"] for row in rows}) == len(rows) == QUESTIONS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.entry_points import SHARED, Commands, refusal
+from tests.entry_points import SHARED, Commands
 from tests.llm.model_server import Call, ModelServer, Reply
 from tests.llm.stand_in import StandIn, family, model_folder, running, stand_in, wait_until
 
@@ -125,15 +125,3 @@ def test_a_training_with_a_server_of_its_own(
     assert leaks(planted, said=given) == []
     assert leaks(planted, workdir, said=heard + out + err) == []
     wait_until(lambda: not any(map(running, stand_in.pids())))
-
-
-def test_a_key_in_the_place_of_its_name_is_not_kept(
-    commands: Commands, environment: dict[str, str], tmp_path: Path
-) -> None:
-    """The user's shell has it; the run's folder and the output must not."""
-    key = f"hf_{secrets.token_hex(16)}"
-    given = (f"--config.llm.api_key_env={key}", "--config.llm.url=http://127.0.0.1:9/v1")
-    arguments = (*TRAINING, *given, "--config.llm.model=tiny", f"--workdir={tmp_path / 'run'}")
-    done = commands.run("train", *arguments, env=environment)
-    assert "config.llm.api_key_env" in refusal(done)
-    assert leaks({"the key": key}, tmp_path, said=done.stdout + done.stderr) == []

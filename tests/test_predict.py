@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import random
 import re
 import shutil
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,24 +15,11 @@ import pytest
 from qrag_jax.metrics.row_log import read_record
 from qrag_jax.metrics.rows import HOPS
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.rollouts.trajectories import SamplingConfig
 from qrag_jax.runtime.whole_files import log_locks
-from tests.entry_points import (
-    COURSES,
-    Commands,
-    assert_same_run,
-    end,
-    flags_of,
-    json_lines,
-    losses,
-    metric_lines,
-    refusal,
-    wait_until,
-)
+from tests.entry_points import COURSES, Commands, flags_of, json_lines, metric_lines, refusal
 from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
 from tests.llm.model_server import Call, ModelServer, Reply
 from tests.retrieval_logs import played_rows, write_log
-from tests.rollouts.token_setup import PolicyServer, write_calling_model
 from tests.support.worlds import record_of, write_lines
 
 QUESTIONS, DRAWS = 4, 2
@@ -163,43 +147,6 @@ def test_answers_over_the_final_pools(commands: Commands, leret: Path, tmp_path:
         assert answer["prediction"] == f"{len(row.hops[-1].pool)} passages"
 
 
-# ---------------------------------------------------------------------- sampled by a server
-
-SERVED = flags_of(
-    "rlvr.py:tiny",
-    "model.lora.rank=4 llm.model=tiny stages=grpo sampling.engine=server sampling.temperature=0.7 "
-    "tools.turn_tokens=16 tools.max_turns=3 tools.staleness=1 questions.bridge_train=16 "
-    "train.steps=4 train.batch_size=2 train.log_every=1 train.checkpoint_every=1 "
-    "train.eval_every=100 eval.samples=2 optimizer.learning_rate=1e-2",
-)
-
-
-@pytest.mark.nightly
-def test_killed_in_the_middle_of_rollouts_of_a_server(commands: Commands, tmp_path: Path) -> None:
-    """No question is lost or trained twice: the weights are those of a run that was not killed."""
-    folder, draw = write_calling_model(tmp_path / "model"), random.Random(0)
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    with PolicyServer.started(folder, SamplingConfig(engine="server", room=640)) as server:
-        ours = (f"--config.model.path={folder}", f"--config.llm.url={server.url}")
-        given = ("train", *SERVED, *ours)
-        commands.succeed(*given, f"--workdir={whole}")
-        asked, reached = len(server.asked), threading.Event()
-        left = [draw.randint(asked // 3, asked // 2)]
-
-        def counted() -> None:
-            left[0] -= 1
-            if left[0] == 0:
-                reached.set()
-
-        server.before = counted
-        process = commands.start(*given, f"--workdir={killed}")
-        while not reached.wait(0.05):
-            assert process.poll() is None, process.communicate()
-        assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
-        commands.succeed(*given, f"--workdir={killed}")
-    assert_same_run(killed, whole, 4)
-
-
 # ---------------------------------------------------------------------- environments of verifiers
 
 SCRIPTED = Path(__file__).parent / "rollouts" / "scripted_environment.py"
@@ -236,19 +183,6 @@ def test_a_training_logs_the_parts_of_rewards_one_by_one(in_scripted: Path) -> N
     last = [row for row in rows if "train/loss" in row][-1]
     assert last["env/half"] == pytest.approx(last["env/reward"] / 2)
     assert last["failed_episodes"] == last["lost_processes"] == last["untrained_tokens"] == 0
-
-
-@pytest.mark.nightly
-def test_killed_with_its_environment_and_resumed(
-    in_scripted: Path, commands: Commands, tmp_path: Path
-) -> None:
-    """Here its environment's process is killed at first, and later the training itself."""
-    workdir = tmp_path / "run"
-    process = commands.start("train", *in_environment(workdir, "die"))
-    wait_until(lambda: list(workdir.glob("checkpoints/last/2*")), process)
-    assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
-    commands.succeed("train", *in_environment(workdir, "die"))
-    assert losses(workdir) == losses(in_scripted)
 
 
 def test_an_evaluation_writes_their_results_and_ours(

@@ -175,16 +175,6 @@ def test_an_index_of_two_hosts_has_the_bytes_of_one_though_one_is_killed(
     assert tree(out) == tree(tmp_path / "one")
 
 
-def test_what_is_refused_is_refused_on_all_hosts(
-    commands: Commands, corpus: tuple[str, ...], tmp_path: Path
-) -> None:
-    broken = tmp_path / "corpus.jsonl"
-    broken.write_text(json.dumps({"id": "a", "text": "one"}) + "\n{}\n")
-    given = ("index", f"--corpus={broken}", *corpus[1:], f"--index={tmp_path / 'out'}")
-    for host in on_hosts(commands, *given):
-        assert "corpus.jsonl:2" in refusal(end(host))
-
-
 def test_a_host_that_stays_alone_gives_up() -> None:
     code = "import sys; from qrag_jax.runtime.hosts import joined\nwith joined(sys.argv[1], 2): 1"
     words = [sys.executable, "-c", code, f"{free_address()},2,0"]

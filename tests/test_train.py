@@ -28,7 +28,6 @@ from tests.entry_points import (
     SHARED,
     STEPS,
     Commands,
-    assert_same_run,
     assert_same_state,
     end,
     losses,
@@ -258,20 +257,6 @@ def test_what_a_killed_start_left_is_deleted_and_nothing_else(run_copy: Path) ->
         training.train(config, run_copy)
     assert not any(folder.exists() for folder in half)
     assert tree(run_copy) | {".lock": b""} == before | {".lock": b""}
-
-
-def test_a_damaged_newest_checkpoint_costs_its_steps_alone(
-    commands: Commands, finished_run: Path, run_copy: Path
-) -> None:
-    files_of_last = [*(run_copy / "checkpoints" / "last" / str(STEPS)).rglob("*")]
-    largest = max(files_of_last, key=lambda path: path.is_file() * path.stat().st_size)  # arrays
-    data = bytearray(largest.read_bytes())
-    data[len(data) // 2] ^= 0x40
-    largest.write_bytes(data)
-    result = commands.run("train", *SHARED, f"--workdir={run_copy}")
-    assert result.returncode == 0, result.stderr[-3000:]
-    assert f"checkpoint {STEPS} is damaged" in result.stdout
-    assert_same_run(run_copy, finished_run)
 
 
 def test_a_run_may_be_shared_as_the_umask_says(finished_run: Path, commands: Commands) -> None:

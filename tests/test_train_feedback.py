@@ -155,45 +155,6 @@ def test_faults_of_the_server_and_a_kill_leave_no_trace(
     assert scored == {0, 4, STEPS}
 
 
-def test_failed_episodes_are_masked_and_too_many_pause_the_run(
-    server: ModelServer, samples: dict[str, Sample], commands: Commands, tmp_path: Path
-) -> None:
-    good, refused = supported_answers(samples), sorted(samples)[::9]
-    healthy = threading.Event()
-
-    def script(call: Call) -> Reply:
-        question = call.prompt.rpartition("Question: ")[2]
-        if call.number > 30 and not healthy.is_set():
-            return Reply("the model is not loaded", status=404)
-        return Reply("too hard", status=400) if question in refused else good(call)
-
-    server.script = script
-    process = commands.start("train", *fields(server, reward="judge"), f"--workdir={tmp_path}")
-    paused = []
-    for line in process.stdout:
-        if line.startswith("paused: "):
-            paused.append(line)
-            healthy.set()
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 0, err[-2000:]
-    assert "the model is not loaded" in paused[0]
-    trained = [line for line in metric_lines(tmp_path) if "train/loss" in line]
-    assert len(trained) == STEPS
-    assert 0 < max(line["train/unscored_share"] for line in trained) <= 0.5
-    # What was not scored was not learned from.
-    lost = sum(line["train/unscored_share"] * 8 for line in trained)
-    assert trained[-1]["train/env_steps"] == (STEPS * 8 - round(lost)) * 2
-
-
-def test_answers_that_cannot_be_read_end_the_run(
-    server: ModelServer, commands: Commands, tmp_path: Path
-) -> None:
-    server.script = lambda call: Reply("...")
-    result = commands.run("train", *fields(server), f"--workdir={tmp_path}")
-    assert result.returncode == 1, result.stderr[-2000:]
-    assert "config.llm.max_tokens" in result.stdout.splitlines()[-1]
-
-
 # ---------------------------------------------------------------- records of a file
 
 # What nobody can know without the supporting facts.

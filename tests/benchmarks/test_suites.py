@@ -18,7 +18,6 @@ from benchmarks.quality.figures import interval, paired
 from benchmarks.quality.logs import by_turns
 from benchmarks.quality.peers import batches
 from benchmarks.quality.runner import write_lines
-from benchmarks.results import BUSY, Row, newest, page
 from qrag_jax.data.reading import load_samples
 from tests.entry_points import ROOT
 from tests.support.worlds import record_of
@@ -120,21 +119,3 @@ def test_a_quick_run_of_each_suite(suite: str) -> None:
         assert case["value"] is not None
         # Quick sizes have no targets of time: ours and the peer's results are equal.
         assert suite != "speed" or case["holds"] is not False, case
-
-
-def write(folder: Path, date: str, idle: bool, *cases: tuple[str, float]) -> None:
-    rows = [{"case": name, "value": value, "unit": "s", "peer": None} for name, value in cases]
-    file: dict[str, Any] = {"machine": "AMD EPYC, 2 cores", "date": date, "idle": idle}
-    (folder / "speed").mkdir(parents=True, exist_ok=True)
-    (folder / "speed" / f"{date}-amd-epyc.json").write_text(json.dumps(file | {"cases": rows}))
-
-
-def test_the_newest_figure_of_an_idle_machine_is_shown(tmp_path: Path) -> None:
-    write(tmp_path, "2026-11-01", True, ("a", 1.25), ("b", 1.0))
-    write(tmp_path, "2026-11-02", True, ("a", 2.25))
-    write(tmp_path, "2026-11-03", False, ("a", 3.25), ("c", 3.75))
-    values = {name: figure["value"] for name, figure in newest("speed", tmp_path).items()}
-    assert values == {"a": 2.25, "b": 1.0, "c": 3.75}
-    rows = [Row("A", "speed", "a", compared="b"), Row("C", "speed", "c")]
-    of_a, of_c = (line for line in page(rows, tmp_path).splitlines() if line[:3] in ("| A", "| C"))
-    assert (BUSY in of_a, BUSY in of_c) == (False, True)

@@ -104,7 +104,7 @@ def test_of_a_step_without_its_digests_the_one_before_is_taken(tmp_path: Path) -
     (line,) = lines
     assert "digests.json" in line
     assert (folder / "last" / "2").exists()
-    # As training does: it is put aside (tests/test_train.py goes on from there).
+    # As training does: it is put aside.
     restored, extra, step = Checkpoints(tmp_path, log=lines.append).restore_last(state(0))
     assert (step, extra) == (1, {"step": 1})
     assert_equal(restored, state(1))

@@ -15,10 +15,8 @@ import pytest
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.faiss_index import FaissIndex
-from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.retrieval.multi_step import SingleStepSearch
 from qrag_jax.serving.searcher import Ask, Busy, Outcome, Searcher, Worker
-from qrag_jax.systems.retriever import open_plain
 from tests.retrieval.test_multi_step import CORPUS, GREEDY, same, search_of, towers_of
 from tests.retrieval.test_multi_step import QUESTIONS as ALL
 from tests.serving.served import WORDS, words_index
@@ -131,22 +129,3 @@ def test_a_full_queue_takes_nothing_of_a_request(tmp_path: Path) -> None:
         held.go.set()
         assert [future.result(LIMIT)[0].title for future in kept] == ["Cats", "Dogs", "Lamps"]
     assert held.asked == [["cats"], ["cats", "dogs", "lamps"]]
-
-
-def test_nothing_is_taken_before_the_index_is_loaded(tmp_path: Path) -> None:
-    """Nor if it cannot be; which says why."""
-    go = threading.Event()
-
-    def opener() -> Searcher:
-        assert go.wait(LIMIT)
-        return Searcher(open_plain(IndexAt(tmp_path)))
-
-    worker = Worker(opener)
-    worker.start()
-    with pytest.raises(Busy, match="loading"):
-        worker.submit([Ask("cats")])
-    go.set()
-    assert str(tmp_path) in str(worker.loaded.exception(LIMIT))
-    with pytest.raises(Busy, match="failed"):
-        worker.submit([Ask("cats")])
-    assert worker.close(LIMIT)
