@@ -14,7 +14,7 @@ import pytest
 
 from qrag_jax.runtime.platform import enable_persistent_cache
 from qrag_jax.runtime.whole_files import default_cache
-from tests import devices, disks
+from tests import devices, machine
 from tests.entry_points import COURSES, FLOAT32, Commands
 
 # Children and commands have the devices that their environment gives them.
@@ -152,9 +152,9 @@ def full_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of a megabyte: what is written beyond fails with ENOSPC."""
     folder = tmp_path / "small_disk"
     folder.mkdir()
-    disks.mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder))
+    machine.mount("-t", "tmpfs", "-o", "size=1m", "tmpfs", str(folder))
     yield folder
-    disks.unmount(folder)
+    machine.unmount(folder)
 
 
 @pytest.fixture

@@ -190,7 +190,7 @@ def test_documents_of_several_lengths(commands: Commands, tmp_path: Path) -> Non
     commands.succeed(
         *("train", "--config=configs/babilong.py:tiny", f"--workdir={workdir}"),
         f"--config.data.sources.babilong.noise={shelf(books, BOOKS)}",
-        *("--config.train.steps=4", "--config.train.eval_every=4"),
+        *("--config.train.steps=1", "--config.train.eval_every=1"),
         *("--config.encoder.length_buckets=1", "--config.encoder.block_sizes=1"),
     )
     # In another order: lengths are played from the shortest up, with the samples given for each.
@@ -205,9 +205,6 @@ def test_documents_of_several_lengths(commands: Commands, tmp_path: Path) -> Non
         assert len(log) == result["samples"] == LENGTHS[result["chunks"]]
         assert all(max(row["pred_idx"] + row["sf_idx"]) < result["chunks"] for row in log)
         assert result["fact_em"] == pytest.approx(np.mean([row["em"] for row in log]))
-        # One fact: play that finds it at the first of the two steps ends there.
-        cut = [1.0 if row["pred_idx"][0] in row["sf_idx"] else row["f1"] for row in log]
-        assert result["until_found"]["fact_f1"] == pytest.approx(np.mean(cut))
     # The same questions at every length.
     assert [row["sf_texts"] for row in logs[12][:3]] == [row["sf_texts"] for row in logs[80]]
     # Books of the training are never scored on.

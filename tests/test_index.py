@@ -1,24 +1,21 @@
-"""The commands `index` and `search`: killed, engines, runs and exports, bad input."""
+"""The commands `index` and `search`: engines, runs and exports, bad input."""
 
 from __future__ import annotations
 
 import json
-import random
 import shutil
-import signal
 from pathlib import Path
 
 import pytest
 
 from qrag_jax import LoadSettings, Retriever
-from tests.entry_points import Commands, end, json_lines, log_rows, refusal, wait_until
+from tests.entry_points import Commands, json_lines, log_rows, refusal
 from tests.retrieval.qdrant_stand_in import running
 from tests.support.worlds import write_lines
 from tests.systems.corpora import tree, write_corpus_file, write_tower
 from tests.systems.parts import chunks_of
 
 COUNT, PART = 60, 3
-PARTS = COUNT // PART
 FLAGS = ("--compute=float32", f"--part={PART}", "--workers=0")
 
 
@@ -44,27 +41,6 @@ def unbroken(
     output = commands.succeed("index", *arguments(source, tower, out))
     assert f"{COUNT} passages" in output
     return out
-
-
-def test_a_command_that_was_killed_ends_with_the_same_bytes(
-    commands: Commands, source: Path, tower: Path, unbroken: Path, tmp_path: Path
-) -> None:
-    """Nor do two commands write one index at once."""
-    out = tmp_path / "index"
-    given = arguments(source, tower, out)
-    process = commands.start("index", *given)
-    at = random.randint(1, PARTS // 3)
-    wait_until(lambda: len(list(out.glob("exact/vectors.*.json"))) >= at, process)
-    process.send_signal(signal.SIGSTOP)
-    try:
-        assert str(out) in refusal(commands.run("index", *given))
-    finally:
-        assert end(process, signal.SIGKILL).returncode == -signal.SIGKILL
-    assert not (out / "exact" / "manifest.json").exists()
-    finished = len(list(out.glob("exact/vectors.*.json")))
-    output = commands.succeed("index", *given)
-    assert f"embedded {COUNT - PART * finished} of them" in output
-    assert tree(out) == tree(unbroken)
 
 
 # -------------------------------------------------- the engines faiss and qdrant

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.entry_points import SHARED, Commands
+from tests.entry_points import SHARED, Commands, wait_until
 from tests.llm.model_server import Call, ModelServer, Reply
-from tests.llm.stand_in import StandIn, family, model_folder, running, stand_in, wait_until
+from tests.llm.stand_in import StandIn, family, model_folder, running, stand_in
 
 __all__ = ["model_folder", "stand_in"]
 OURS = "OUR_LLM_KEY"

@@ -9,7 +9,6 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from qrag_jax.metrics.row_log import read_record
@@ -17,8 +16,8 @@ from qrag_jax.metrics.rows import HOPS
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.runtime.whole_files import log_locks
 from tests.entry_points import COURSES, Commands, flags_of, json_lines, metric_lines, refusal
-from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
 from tests.llm.model_server import Call, ModelServer, Reply
+from tests.machine import PACKAGES, PYTHON, needs_verifiers
 from tests.retrieval_logs import played_rows, write_log
 from tests.support.worlds import record_of, write_lines
 
@@ -58,21 +57,6 @@ def test_predictions_without_a_run(commands: Commands, tmp_path: Path) -> None:
     commands.succeed("predict", *COURSES["rlvr"].fields, *given)
     assert len(json_lines(file)) == 4
     assert read_record(file)["retriever"] == "golden"
-
-
-def test_scores_are_those_of_the_predictions(rlvr: Path) -> None:
-    summary = json.loads((rlvr / "eval" / "summary.json").read_text())
-    for retriever in ("bm25", "golden"):
-        # The last weights, those after imitation, the untrained.
-        assert len(summary["scores"][retriever]) == 3
-        for way, scores in summary["scores"][retriever].items():
-            rows = json_lines(rlvr / "eval" / summary["files"][retriever][way])
-            assert len(rows) == QUESTIONS * DRAWS
-            f1 = np.mean([row["trajectory"]["parts"]["f1"] for row in rows])
-            assert scores["all"]["f1"]["mean"] == pytest.approx(f1)
-            reward = np.mean([row["reward"] for row in rows])
-            assert scores["all"]["reward"]["mean"] == pytest.approx(reward)
-    assert summary["questions"]["choosing"] == summary["questions"]["reported"] == QUESTIONS
 
 
 def test_what_does_not_go_together_is_refused(
@@ -159,21 +143,15 @@ VERIFIERS = flags_of(
 )
 
 
-def in_environment(workdir: Path, does: str = "chat", python: Path | str = SCRIPTED) -> list[str]:
-    arguments = {"does": does, "marks": str(workdir) + ".mark"}
-    return [
-        *VERIFIERS,
-        f"--workdir={workdir}",
-        "--config.env.verifiers=made",
-        f"--config.env.python={python}",
-        f"--config.env.arguments={json.dumps(arguments)}",
-    ]
+def in_environment(workdir: Path, python: Path | str, name: str = "made") -> list[str]:
+    environment = (f"--config.env.verifiers={name}", f"--config.env.python={python}")
+    return [*VERIFIERS, f"--workdir={workdir}", *environment]
 
 
 @pytest.fixture(scope="module")
 def in_scripted(commands: Commands, tmp_path_factory: pytest.TempPathFactory) -> Path:
     workdir = tmp_path_factory.mktemp("verifiers") / "run"
-    commands.succeed("train", *in_environment(workdir))
+    commands.succeed("train", *in_environment(workdir, SCRIPTED))
     return workdir
 
 
@@ -210,8 +188,7 @@ def test_an_evaluation_writes_their_results_and_ours(
 @needs_verifiers
 @pytest.mark.nightly
 def test_verifiers_itself_trains(commands: Commands, tmp_path: Path) -> None:
-    given = in_environment(tmp_path / "run", python=PYTHON)
-    given += ["--config.env.verifiers=made-v1", "--config.env.arguments={}"]
+    given = in_environment(tmp_path / "run", PYTHON, "made-v1")
     given += ["--config.train.steps=2", "--config.sampling.room=1000"]
     environment = {**commands.environment}
     environment["PYTHONPATH"] += f":{PACKAGES}"

@@ -21,7 +21,7 @@ from qrag_jax.runtime import whole_files
 from qrag_jax.systems import training
 from qrag_jax.systems.q_rag import QRag
 from qrag_jax.systems.q_rag_config import PQN
-from tests import devices, disks
+from tests import devices, machine
 from tests.entry_points import (
     CHECKPOINT_EVERY,
     EVAL_EVERY,
@@ -270,7 +270,7 @@ def test_a_run_may_be_shared_as_the_umask_says(finished_run: Path, commands: Com
 
 
 def test_a_run_that_may_only_be_read(run_copy: Path, commands: Commands, tmp_path: Path) -> None:
-    with disks.read_only(run_copy):
+    with machine.read_only(run_copy):
         with pytest.raises(InputError, match="--workdir"):
             training.train(hotpotqa.get_config("tiny"), run_copy)
         scoring = ("evaluate", f"--workdir={run_copy}", "--samples=2")

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from benchmarks import speed
-from benchmarks.speed import measure
-from benchmarks.speed.measure import OURS, Setting, beside
 from qrag_jax.algorithms.two_towers import alpha_at
-from qrag_jax.errors import InputError
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts
 from qrag_jax.learners.two_towers import FusedGradient, TwoTowers, make_update
@@ -119,18 +114,3 @@ def test_updates_equal_ours(sort: bool) -> None:
         for key, value in weights.items():
             np.testing.assert_allclose(found[key], value, atol=1e-5, err_msg=key)
         assert max(np.abs(weights[key] - start[key]).max() for key in weights) > 1e-4
-
-
-# ------------------------------------------------------------------------------ other cases
-
-
-def test_a_case_is_beside_the_fastest_peer(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = {OURS: [1.0, 2.0, 4.0], "slow": [9.0, 9.0, 9.0], "fast": [3.0, 4.0, 4.0]}
-    timings = {name: measure.Timing(each, 0.5) for name, each in seconds.items()}
-    monkeypatch.setattr(measure, "interleave", lambda programs, rounds: dict(timings))
-    setting = Setting(quick=False, rounds=3, folder=Path())
-    case = beside(setting, "case", lambda: 8.0, "steps/s", dict.fromkeys(seconds, print), least=2.5)
-    assert (case.value, case.peer, case.details["peer"]) == (4.0, 2.0, "fast")
-    assert (case.ratio, case.holds) == (2.0, False)  # the median of 3, 2 and 1
-    with pytest.raises(InputError, match="pnq"):
-        speed.run(quick=True, only=("pnq",))

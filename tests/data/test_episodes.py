@@ -29,8 +29,9 @@ from qrag_jax.data.long_docs import BabilongConfig, NiahConfig, babilong_documen
 from qrag_jax.data.sample import Sample, drawn
 from qrag_jax.data.tokens import TextTokenizer, TokenStore, tokenise
 from qrag_jax.errors import InputError
+from tests.entry_points import wait_until
 from tests.episodes_maker import random_store
-from tests.llm.stand_in import running, wait_until
+from tests.llm.stand_in import running
 
 # ---------------------------------------------------------------- tokens
 
@@ -222,7 +223,7 @@ def test_workers_live_exactly_as_long_as_their_trainer(tmp_path: Path) -> None:
     workers = [int(pid) for pid in trainer.stdout.readline().split()]
     assert len(workers) == 2
     # The first batch may be there before the second worker has begun.
-    wait_until(lambda: all(map(ignores_sigterm, workers)), 60)
+    wait_until(lambda: all(map(ignores_sigterm, workers)))
     # What a scheduler or a closing terminal sends to all of a run is for the trainer alone.
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         for pid in workers:
@@ -233,7 +234,7 @@ def test_workers_live_exactly_as_long_as_their_trainer(tmp_path: Path) -> None:
         assert [int(pid) for pid in trainer.stdout.readline().split()] == workers
     trainer.kill()
     trainer.communicate()
-    wait_until(lambda: not any(map(running, workers)), 60)
+    wait_until(lambda: not any(map(running, workers)))
 
 
 def ignores_sigterm(pid: int) -> bool:

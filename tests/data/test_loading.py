@@ -29,7 +29,7 @@ from qrag_jax.data.reading import (
 from qrag_jax.data.sample import BadRecord, Passage, Sample, is_held_out
 from qrag_jax.data.sources import SOURCES, Source, answer_rule
 from qrag_jax.errors import InputError
-from tests.data.real_data import real
+from tests.machine import real
 from tests.support import worlds
 from tests.support.worlds import record_of, write_lines
 

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast
 
 from examples.worlds.demonstrations import Choices
@@ -93,3 +97,14 @@ def tiny_tokenizer(texts: Iterable[str]) -> PreTrainedTokenizerFast:
 def tiny_speech(turn: int = 40, room: int = 400) -> Speech:
     tokenizer = tiny_tokenizer(f"{q.question} {p.text}" for q in world(4) for p in q.passages)
     return Speech(tokenizer, scaffold_of(tokenizer), turn, room)
+
+
+def saved_tokenizer(folder: Path, template: str | None) -> str:
+    """The folder of a tokenizer of words, without a vocabulary, with any chat template."""
+    unknown = "[UNK]"
+    words = Tokenizer(WordLevel({unknown: 0}, unk_token=unknown))
+    words.pre_tokenizer = WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(tokenizer_object=words, unk_token=unknown)
+    fast.chat_template = template
+    fast.save_pretrained(folder)
+    return str(folder)

@@ -30,7 +30,8 @@ from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.server.server import open_model
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
-from tests.llm.stand_in import StandIn, model_folder, running, stand_in, wait_until
+from tests.entry_points import wait_until
+from tests.llm.stand_in import StandIn, model_folder, running, stand_in
 
 __all__ = ["model_folder", "stand_in"]
 LOST = Failure("timeout", "too late")

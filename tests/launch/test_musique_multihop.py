@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from tests.entry_points import ROOT
-from tests.environments.verifiers_pythons import needs_verifiers
+from tests.machine import needs_verifiers
 from tests.support.stored_episodes import DOCUMENTS, PROMPT, RUBRIC, SEED, TURNS, stored, stories
 from tests.support.worlds import write_lines
 

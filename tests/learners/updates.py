@@ -359,21 +359,20 @@ def two_towers(
     accumulation: int = 1,
     base: Params | None = None,
     optimizer: Any = OPTIMIZER,
-    rules: Any = RULES,
     config: Any = PQN,
 ) -> TwoTowers:
     """How towers like this one, or adapters on a base, are trained in these tests."""
     mesh, parts = mesh_of(*where), Parts(optimizer, has_targets=True)
     return TwoTowers(
         mesh=mesh,
-        shardings=parts.shardings(mesh, rules, one),
+        shardings=parts.shardings(mesh, RULES, one),
         parts=parts,
         actor=actor,
         config=config,
         schedule=SCHEDULE,
         peak=PEAK,
         accumulation=accumulation,
-        base_shardings=placement.base_shardings(mesh, rules, base),
+        base_shardings=placement.base_shardings(mesh, RULES, base),
     )
 
 

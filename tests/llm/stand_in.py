@@ -10,8 +10,6 @@ import contextlib
 import json
 import os
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,11 +123,3 @@ def family(root: int) -> list[int]:
     for pid in pids:  # it grows meanwhile
         pids += children.get(pid, [])
     return pids
-
-
-def wait_until(happened: Callable[[], Any], seconds: float = 20.0) -> None:
-    """Returns once `happened()`; fails when it does not within `seconds`."""
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)

@@ -19,8 +19,8 @@ from qrag_jax.llm import endpoint
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome
 from tests import json_server
+from tests.entry_points import wait_until
 from tests.llm.model_server import Call, MakeClient, ModelServer, Reply, chat, texts
-from tests.llm.stand_in import wait_until
 
 CHILD = """
 import sys

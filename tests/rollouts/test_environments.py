@@ -31,7 +31,7 @@ from qrag_jax.rollouts.token_episodes import Episode, Start
 from qrag_jax.rollouts.trajectories import STOP, Sampled, Turn
 from qrag_jax.runtime.interrupt import StopSignal
 from tests.environments.trying import tiny_tokenizer
-from tests.environments.verifiers_pythons import PACKAGES, PYTHON, needs_verifiers
+from tests.machine import PACKAGES, PYTHON, needs_verifiers
 from tests.rollouts.token_setup import ScriptedSampler
 
 WORDS = "system user assistant tool_response a few words to learn from, and numbers 0 1 2"

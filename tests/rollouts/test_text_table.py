@@ -13,7 +13,7 @@ from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.text_table import TextTable
 from tests import reference
 from tests.devices import mesh_of
-from tests.disks import read_only
+from tests.machine import read_only
 from tests.rollouts.play_setup import POSITIONS, ROW_TOKENS, loaded, params, shardings, table, text
 
 

@@ -15,12 +15,21 @@ from examples.worlds import demonstrations
 from examples.worlds.demonstrations import (
     Demonstration,
     Style,
+    draw_renamed,
     play_styled,
     scripted_talk,
     styled_episode,
 )
 from qrag_jax.environments.episode import Closed, Failed, Play, Speak, ToolTally, ToolTask
-from qrag_jax.environments.queries import BRIDGE, PASSAGE, QueryPrompt, style_variants
+from qrag_jax.environments.queries import (
+    BRIDGE,
+    PASSAGE,
+    QUESTION,
+    QueryPrompt,
+    StylesConfig,
+    grown,
+    style_variants,
+)
 from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.environments.tool_functions import ToolFunctions
 from qrag_jax.environments.tools import COMPLETE, GET, RETRIEVE, ToolAgent
@@ -258,3 +267,25 @@ def test_a_demonstration_is_what_a_policy_would_sample(speech: Speech) -> None:
         small = dataclasses.replace(speech, **wrong)
         with pytest.raises(InputError, match=named):
             [styled_episode(hop, prompt, small) for hop in hops]
+
+
+def test_renamed_demonstrations_stay_true() -> None:
+    """What a style says with the new names, it says of a state with the new names."""
+    prompt, asked = QueryPrompt(prompts.load("bare_query")), world(12)
+    styles = (Style(QUESTION, False), Style(BRIDGE, False))
+    played = play_styled(
+        WorldSearch(asked),
+        [demonstrations.Start(world_state(each), each, styles) for each in asked],
+    )
+    for number, hops in enumerate(played):
+        changed = draw_renamed(StylesConfig(renamed=1.0), 0, number, hops)
+        for old, new in zip(hops, changed, strict=True):
+            assert new.query != old.query
+            assert new.state.pages == old.state.pages
+            ((_, before),) = prompt.messages(old.state)
+            ((_, after),) = prompt.messages(new.state)
+            # Words stand for each other one to one, in the prompt and in the query.
+            read = {*zip(f"{before} {old.query}".split(), f"{after} {new.query}".split())}
+            assert len(read) == len({one for one, _ in read}) == len({two for _, two in read})
+        # What one hop found is what the next one shows, with the same names.
+        assert changed[1].state.pool == grown(changed[0].state.pool, changed[0].found, "hop")

@@ -165,9 +165,6 @@ def _call(name: str, **arguments: object) -> str:
     return write_call(ToolCall(name, arguments), HERMES)
 
 
-Change = Callable[[dict[str, Any], dict[str, Any]], None]
-
-
 @dataclasses.dataclass
 class PolicyServer:
     """Serves one folder.
@@ -175,7 +172,6 @@ class PolicyServer:
     Attributes:
         asked: bodies of the requests for turns.
         loaded: adapters by their names, the oldest first.
-        change: (request, choice) changes a turn before it is sent; `before` is called before it.
     """
 
     folder: Path
@@ -185,12 +181,9 @@ class PolicyServer:
     asked: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     loaded: dict[str, Params] = dataclasses.field(default_factory=dict)
     unloaded: list[str] = dataclasses.field(default_factory=list)
-    change: Change = lambda request, choice: None
-    before: Callable[[], None] = lambda: None
 
     def begin(self) -> None:
-        """Forgets what it was asked, and all that it was told to do otherwise."""
-        self.change, self.before = lambda request, choice: None, lambda: None
+        """Forgets what it was asked."""
         self.asked, self.loaded, self.unloaded = [], {}, []
 
     def __post_init__(self) -> None:
@@ -225,7 +218,6 @@ class PolicyServer:
                     self.unloaded.append(body["lora_name"])
                     return 200, "Success"
                 case "/v1/completions":
-                    self.before()
                     return self._completed(body)
             return 404, {"error": {"message": f"no {call.path}"}}
 
@@ -254,7 +246,6 @@ class PolicyServer:
             "finish_reason": turn.finish,
             "logprobs": {"tokens": [*map(str, tokens)], "token_logprobs": log_probs},
         }
-        self.change(body, choice)
         usage = {"prompt_tokens": len(ids), "completion_tokens": len(tokens)}
         return 200, {"model": body["model"], "choices": [choice], "usage": usage}
 

@@ -51,8 +51,6 @@ def test_a_run_that_cannot_learn_says_so_and_stops_and_keeps_what_is_good(
     signs = [line for line in said if "may not be learning" in line]
     assert all(sign.startswith("step 22: ") for sign in signs)
     assert any(sign.endswith("docs/troubles.md#skipped") for sign in signs)
-    for start in ("memory of the update: ", "first step after ", "step 2: the loss"):
-        assert sum(line.startswith(start) for line in said) == 1
     lines = [line for line in metric_lines(tmp_path) if "train/loss" in line]
     assert [line["step"] for line in lines][:23] == [*range(1, 24)]
     for line in lines[:23]:

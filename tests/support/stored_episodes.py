@@ -34,7 +34,7 @@ from qrag_jax.rollouts.libraries import OwnLibrary
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import AgentRollout, Speech, Start
 from qrag_jax.runtime.interrupt import StopSignal
-from tests.environments.verifiers_pythons import PYTHON
+from tests.machine import PYTHON
 from tests.rollouts.token_setup import ScriptedSampler
 
 PROMPT, TURNS, DOCUMENTS, SEED, RUBRIC = "bare_question", 4, 1, 0, "head"

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from qrag_jax.models.first_encoder import EncoderConfig, ScratchConfig, make_scratch_folder
+from tests.support.worlds import write_lines
 
 WORDS = [
     *("river", "stone", "lamp", "winter", "clock", "garden", "paper", "morning", "silver"),
@@ -48,13 +47,6 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 Judged = Mapping[str, tuple[str, Mapping[str, int]]]  # query's id → its text, its grades
-
-
-def write_lines(path: Path, rows: Iterable[Mapping[str, Any]]) -> Path:
-    """Writes JSON lines."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 def write_collection(folder: Path, texts: Mapping[str, str], splits: Mapping[str, Judged]) -> Path:

@@ -49,7 +49,8 @@ from qrag_jax.systems.deepretrieval import (
 from qrag_jax.systems.deepretrieval_config import RewriteConfig, default_config
 from qrag_jax.systems.scoring import ScoreOptions
 from tests.entry_points import COURSES
-from tests.systems.corpora import write_collection, write_lines
+from tests.support.worlds import write_lines
+from tests.systems.corpora import write_collection
 from tests.systems.small_runs import opened_alone, said, with_fields
 from tests.systems.small_runs import small_deepretrieval as small
 
@@ -123,19 +124,6 @@ def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(system: Dee
             assert each.parts["reward"] == 0
         elif text == entity:
             assert value == 1
-
-
-def test_reading_costs_a_share_of_what_the_original_reads(system: DeepRetrieval) -> None:
-    """Shares by hand are in `feedback/test_rewrites.py`."""
-    reward = dataclasses.replace(system.config.reward, reading_cost=0.25)
-    costly = dataclasses.replace(system, config=dataclasses.replace(system.config, reward=reward))
-    question = system.inputs.train[0].question
-    shares = []
-    for text in (question, question.split()[-1]):
-        each = trajectory(costly, text, 0.5)
-        shares.append(each.parts["read_share"])
-        assert each.parts["reward"] == pytest.approx(each.parts["gain"] - 0.25 * shares[-1])
-    assert shares[0] == 1 > shares[1] > 0
 
 
 def test_what_is_cut_off_costs_and_what_failed_has_no_reward(system: DeepRetrieval) -> None:

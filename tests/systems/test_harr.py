@@ -23,8 +23,8 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems import harr_scoring
 from qrag_jax.systems.harr import Harr
 from qrag_jax.systems.scoring import Questions
+from tests.environments.trying import saved_tokenizer
 from tests.llm.model_server import Call, ModelServer, Reply
-from tests.support.word_tokenizer import saved_tokenizer
 from tests.systems.small_runs import HARR_MEMBERS as MEMBERS
 from tests.systems.small_runs import opened, opened_run
 from tests.systems.small_runs import small_harr as small

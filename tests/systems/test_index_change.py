@@ -19,7 +19,8 @@ from qrag_jax.systems.index_change import change_index
 from qrag_jax.systems.indexing import FAISS, IndexSettings, PassageEncoder, index_corpus
 from tests.devices import mesh_of
 from tests.retrieval.small_corpus import assert_same
-from tests.systems.corpora import ONE_SHAPE, WORDS, records, tree, write_lines, write_tower
+from tests.support.worlds import write_lines
+from tests.systems.corpora import ONE_SHAPE, WORDS, records, tree, write_tower
 from tests.systems.test_indexing import StopAfter
 
 pytest.importorskip("bm25s")
@@ -77,13 +78,16 @@ def change(tmp_path: Path) -> dict[str, Path]:
     return {"add": add, "remove": tmp_path / "ids.txt"}
 
 
-def found(index: Path, tower: PassageEncoder) -> dict[str, list[Hits]]:
+def opened(index: Path) -> dict[str, Any]:
+    return {name: IndexAt(index, name).open() for name in ENGINES}
+
+
+def found(engines: dict[str, Any] | Path, tower: PassageEncoder) -> dict[str, list[Hits]]:
     """What all engines find, with and without a filter."""
     texts = ["river stone", "silver clock", "piano", " ".join(WORDS)]
-    queries = Queries(texts, tower(texts))
-    opened = {name: IndexAt(index, name).open() for name in ENGINES}
-    wheres = (None, {"page": 3})
-    return {name: [e.search(queries, 7, where) for where in wheres] for name, e in opened.items()}
+    queries, wheres = Queries(texts, tower(texts)), (None, {"page": 3})
+    every = opened(engines) if isinstance(engines, Path) else engines
+    return {name: [e.search(queries, 7, where) for where in wheres] for name, e in every.items()}
 
 
 def same(found: dict[str, list[Hits]], wanted: dict[str, list[Hits]]) -> None:
@@ -97,7 +101,7 @@ def test_a_changed_index_is_one_that_is_built_of_its_passages(
 ) -> None:
     """To the bit; who has it open goes on with the old one, also after a further change."""
     before = found(old, tower)
-    engines = {name: IndexAt(old, name).open() for name in ENGINES}
+    engines = opened(old)
     indexed = change_index(old, tower, **change, settings=SETTINGS)
     assert indexed.embedded == NEW + 1
     first, later = old_and_new()
@@ -113,11 +117,7 @@ def test_a_changed_index_is_one_that_is_built_of_its_passages(
     assert sorted(path.name for path in old.glob("*/corpus")) == ["corpus", "corpus"]
     assert not (old / CORPUS).exists()
     same(found(old, tower), found(build(tmp_path / "less", kept, tower, like=old), tower))
-    texts = ["river stone", "silver clock", "piano", " ".join(WORDS)]
-    queries = Queries(texts, tower(texts))
-    for name, engine in engines.items():
-        for where, wanted in zip((None, {"page": 3}), before[name], strict=True):
-            assert_same(engine.search(queries, 7, where), wanted)
+    same(found(engines, tower), before)
     assert not (old / CORPUS).exists()  # a filter of the old one does not write it again
 
 

@@ -39,6 +39,7 @@ from qrag_jax.systems.indexing import (
 from qrag_jax.systems.saved_run import Tower
 from qrag_jax.systems.saved_run import write_tower as write_tower_of
 from tests.devices import mesh_of
+from tests.support.worlds import write_lines
 from tests.systems.corpora import (
     ONE_SHAPE,
     TINY,
@@ -46,7 +47,6 @@ from tests.systems.corpora import (
     records,
     tree,
     write_corpus_file,
-    write_lines,
     write_tower,
 )
 
@@ -129,6 +129,8 @@ def test_what_was_broken_off_goes_on_to_the_same_bytes(
         other = write_corpus_file(tmp_path / "corpus.jsonl", COUNT, seed=1)
         with pytest.raises(InputError, match="corpus"):
             index_corpus(other, out, tower, SETTINGS)
+    with indexing.locked(out), pytest.raises(InputError, match=str(out)):  # it is being written
+        index_corpus(source, out, tower, SETTINGS)
     indexed = index_corpus(source, out, tower, SETTINGS)
     assert tree(out) == tree(built)
     assert indexed.cut == sum(len(ids) > 30 for ids in tower.tokenizer.encode(wholes()))

@@ -20,7 +20,7 @@ from qrag_jax.retrieval.protocol import Queries
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.mined_negatives import may_be_good, with_negatives
-from tests.systems.corpora import write_lines
+from tests.support.worlds import write_lines
 
 pytest.importorskip("bm25s")
 CITIES = ("Oslo", "Rome", "Lima", "Cairo", "Quito", "Delhi", "Paris", "Accra", "Tunis", "Dakar")

@@ -1,29 +1,38 @@
-"""What a config of Q-RAG means: its data, encoder and rewards, and changes that are refused."""
+"""What a config of Q-RAG means: its data, encoder and rewards; documents of several lengths, and
+under which settings a log of scores goes on.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import ml_collections
 import pytest
 
-from configs import hotpotqa, own
-from qrag_jax.data.loading import LoadedSamples
+from configs import common, hotpotqa, own
+from qrag_jax.data.loading import DataConfig, LoadedSamples, sources_section
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
+from qrag_jax.metrics.row_log import differing
 from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.runtime.aot import inner_of, rows_of
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.saved_config import save_config
+from qrag_jax.runtime.saved_config import flat, save_config
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag import open_system, with_labels
 from qrag_jax.systems.q_rag_config import QRagConfig, fill_from_saved, settled
+from qrag_jax.systems.q_rag_scoring import BEAM_FIELDS, documents_of_lengths, log_record
+from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.systems.scoring import FREE_FIELDS, is_free
 from tests.models.test_folders import write_pooling as write_modules
 from tests.support.small_models import small_model, write_tokenizer
+from tests.systems.parts import samples_of
 
 
 @pytest.fixture
@@ -161,3 +170,80 @@ def test_every_loop_is_known(tmp_path: Path) -> None:
             found = rows_of_loops(function.trace(*arguments).jaxpr)
             assert found, name
             assert found <= set(loops()), name
+
+
+# ---------------------------------------------------------------- documents of several lengths
+
+
+def data_of(config: ml_collections.ConfigDict, source: str, **fields: Any) -> DataConfig:
+    """The data of an evaluation on this source alone."""
+    with config.unlocked():
+        config.data.sources = sources_section([source])
+        config.data.path = common.invented(config)
+    config.data.sources[source].update(**fields)
+    return QRagConfig.of(config).dev_data
+
+
+def documents(data: DataConfig, chunks: int, count: int) -> Sequence[Sample]:
+    return documents_of_lengths(data, {chunks: count}, every_story=True)[chunks].samples
+
+
+@pytest.mark.parametrize("source", ["babilong", "niah"])
+def test_documents_of_a_length(config: ml_collections.ConfigDict, source: str) -> None:
+    data = data_of(config, source, chunks=14, dev=6)
+    of_20, of_50 = (documents(data, length, 4) for length in (20, 50))
+    assert [len(sample.chunks) for sample in (*of_20, *of_50)] == [20] * 4 + [50] * 4
+    assert [sample.id for sample in of_20] == [sample.id for sample in of_50]
+    # No more than there are; at the config's own length they are those of the evaluation.
+    assert [*documents(data, 14, 100)] == [*samples_of(config, "dev").all]
+
+
+def test_documents_that_have_their_length(config: ml_collections.ConfigDict) -> None:
+    with pytest.raises(InputError, match="hotpotqa"):
+        documents(data_of(config, "hotpotqa"), 20, 4)
+    config.eval.path = "needles.jsonl"
+    with pytest.raises(InputError, match="niah"):
+        documents(data_of(config, "niah"), 20, 4)
+
+
+# ---------------------------------------------------------------- records of logs
+
+BEST = ("best-6", "ab12")
+# What a folder settles: the record has what the encoder does, not what the config asks for.
+SETTLED = ("encoder.pooling", "encoder.normalise", "encoder.scale")
+NAMES = sorted(flat(common.get_config("hotpotqa").to_dict()))  # of a run on a data set
+
+
+@pytest.fixture(scope="module")
+def run(finished_run: Path) -> SavedRun:
+    return SavedRun.open(finished_run, load_config(finished_run / "config.json"))
+
+
+def other(value: Any) -> Any:
+    """Another value of the same type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return 0.5 if math.isinf(value) else value + 1
+    if isinstance(value, str):
+        return value + "x"
+    return (*value, "more") if isinstance(value, tuple) else 0.25
+
+
+@pytest.mark.parametrize("searched", [False, True])
+def test_every_field_that_changes_a_row_is_named(run: SavedRun, searched: bool) -> None:
+    """A field that comes later, too, unless somebody shows that it changes no row."""
+
+    def named(field: str, value: Any) -> list[str]:
+        changed = dataclasses.replace(run, fields=run.fields | {field: value})
+        both = (log_record(each, *BEST, "4", searched=searched) for each in (run, changed))
+        return [line.partition(" ")[0] for line in differing(*both)]
+
+    free = FREE_FIELDS if searched else (*FREE_FIELDS, *BEAM_FIELDS)
+    for name in NAMES:
+        if name in SETTLED or (name not in run.fields and not is_free(name, free)):
+            continue
+        expected = [] if is_free(name, free) else [f"config.{name}"]
+        assert named(name, other(run.fields.get(name))) == expected
+    assert sum(is_free(name) for name in NAMES) < len(NAMES) / 2
+    assert named("env.of_later", 1) == ["config.env.of_later"]

@@ -27,7 +27,7 @@ from qrag_jax.systems.retriever import Endpoints
 from tests.entry_points import ROOT, Commands, log_rows
 from tests.json_server import Call, listening
 from tests.reference import chunk_positions, rotated
-from tests.systems.corpora import write_lines
+from tests.support.worlds import write_lines
 from tests.systems.parts import chunks_of
 
 sentence_transformers = pytest.importorskip("sentence_transformers")

@@ -30,7 +30,7 @@ from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig, TasksCon
 from qrag_jax.systems.scoring import ScoreOptions
 from tests.entry_points import metric_lines
 from tests.rollouts.token_setup import PolicyServer, write_calling_model
-from tests.systems.corpora import write_lines
+from tests.support.worlds import write_lines
 from tests.systems.small_runs import opened_alone as opened
 from tests.systems.small_runs import small_rlvr as small
 
@@ -209,22 +209,6 @@ def test_each_batch_is_of_one_version(
     assert len({*asked}) == len(published)
     if not staleness:  # one after the other
         assert asked == sorted(asked, key=[*dict.fromkeys(asked)].index)
-
-
-def test_servers_that_cannot_train(running: PolicyServer, folder: Path, tmp_path: Path) -> None:
-    def forget_adapters() -> None:
-        running.loaded = dict.fromkeys(running.loaded, running._base)
-
-    spoils: tuple[tuple[str, Any, str], ...] = (
-        ("change", lambda _, choice: choice.pop("token_ids"), "token ids"),
-        ("before", forget_adapters, "adapters"),
-    )
-    for call, spoilt, named in spoils:
-        running.begin()
-        setattr(running, call, spoilt)
-        refused = pytest.raises(InputError, match=named)
-        with opened(settings(folder, running.url), tmp_path / named) as (system, run), refused:
-            system.experience(run, STOP)
 
 
 # ---------------------------------------------------------------- functions of the user's as tools

@@ -33,13 +33,8 @@ from qrag_jax.systems.search import (
 from tests.json_server import Call as HttpCall
 from tests.json_server import listening
 from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
-from tests.systems.corpora import (
-    records,
-    write_collection,
-    write_corpus_file,
-    write_lines,
-    write_tower,
-)
+from tests.support.worlds import write_lines
+from tests.systems.corpora import records, write_collection, write_corpus_file, write_tower
 
 QUICK = SearchConfig(k1=0.9, b=0.4, stemmer="", stop_words="")
 PAGES = [Passage("", str(record["text"]), str(record["title"])) for record in records(24)]

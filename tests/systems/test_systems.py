@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from ml_collections import ConfigDict
 
+from configs import quickstart
 from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.checkpoints import Checkpoints
@@ -70,33 +70,15 @@ def test_a_language_model_whose_digest_is_kept_may_move(fields: Any, tmp_path: P
 
 # ---------------------------------------------------------------- the command line
 
-TOLD = """
-from jax._src import xla_bridge
-from qrag_jax.train import main
-from qrag_jax.runtime import commandline
-from qrag_jax.systems import config
 
-def asked(for_what):
-    print(for_what, xla_bridge.backends_are_initialized())
-
-def ask_determinism(described=False):
-    asked("determinism")
-    raise SystemExit(0)
-
-config.leave_room = lambda llm: asked(llm.server.memory_share)
-config.ask_determinism = ask_determinism
-commandline.run(main)
-"""
-
-
-def test_a_training_leaves_room_and_asks_for_determinism_in_time(tmp_path: Path) -> None:
-    words = ["--config=configs/quickstart.py:tiny", f"--workdir={tmp_path / 'run'}"]
-    fields = ("reward.name=answer_f1", "llm.server.model=org/name", "llm.server.memory_share=0.4")
-    words += [f"--config.{field}" for field in fields]
-    command = [sys.executable, "-c", TOLD, *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["0.4 False", "determinism False"]  # no device is started
+def test_a_training_leaves_room_for_its_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Determinism: tests/runtime/test_platform.py, tests/test_on_gpu.py."""
+    fraction, config = "XLA_PYTHON_CLIENT_MEM_FRACTION", quickstart.get_config("tiny")
+    monkeypatch.delenv(fraction, raising=False)
+    config.reward.name = "answer_f1"
+    config.llm.server.update(model="org/name", memory_share=0.4)
+    systems.before_devices(config)
+    assert os.environ.pop(fraction) == "0.55"
 
 
 def test_names_with_commas_between() -> None:

@@ -17,9 +17,9 @@ from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import LlmConfig, ServerConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.server.server import LAST_LINES, Existing, Server, ServerLog, server_of
-from tests.entry_points import ROOT
+from tests.entry_points import ROOT, wait_until
 from tests.llm.model_server import chat, texts
-from tests.llm.stand_in import StandIn, running, wait_until
+from tests.llm.stand_in import StandIn, running
 
 
 @pytest.fixture
@@ -165,7 +165,7 @@ def test_it_does_not_outlive_the_trainer(end: str, config: ServerConfig, stand_i
             assert running(stand_in.pids()[0])
             trainer.kill()
         assert trainer.wait(20) == (3 if end == "leaves" else -signal.SIGKILL)
-        wait_until(lambda: not any(map(running, stand_in.pids())), 5.0)
+        wait_until(lambda: not any(map(running, stand_in.pids())))
     finally:
         if end == "forked":
             os.killpg(trainer.pid, signal.SIGKILL)

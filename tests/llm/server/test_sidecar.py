@@ -31,8 +31,8 @@ from qrag_jax.models.trunks.families import Qwen3Config as FlaxConfig
 from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.rollouts.served_policy import ServerSampler
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
-from tests.entry_points import ROOT
-from tests.llm.stand_in import family, running, wait_until
+from tests.entry_points import ROOT, wait_until
+from tests.llm.stand_in import family, running
 from tests.support import tiny_qwen3
 from tests.support.small_models import numpy_tensors
 
@@ -185,7 +185,7 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
 
 
 def test_turns_depend_on_seeds_and_end_at_stop_ids(served: Served, tmp_path: Path) -> None:
-    """Their log-probabilities: see test_three_steps of tests/test_sidecar_training.py."""
+    """Their log-probabilities: see tests/test_sidecar_training.py."""
     adapter = copies(tiny_qwen3.save_adapter(tiny_qwen3.adapter(20), tmp_path / "a"))
     model = served.publisher.publish(adapter, "turns").model
     client_config = ClientConfig(served.server.url, "tiny")

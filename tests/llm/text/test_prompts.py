@@ -13,7 +13,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Answer, Failure
 from qrag_jax.llm.text.generation import Generation, chat_template, token_counter
 from qrag_jax.llm.text.prompts import FOLDER, Fitted, Messages, fit, load
-from tests.support.word_tokenizer import saved_tokenizer
+from tests.environments.trying import saved_tokenizer
 
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in FOLDER.glob("*.txt")))
