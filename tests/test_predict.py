@@ -21,7 +21,6 @@ from tests.machine import PACKAGES, PYTHON, needs_verifiers
 from tests.retrieval_logs import played_rows, write_log
 from tests.support.worlds import record_of, write_lines
 
-QUESTIONS, DRAWS = 4, 2
 MAIN = f"last-{COURSES['rlvr'].steps}"
 
 
@@ -46,7 +45,7 @@ def test_a_killed_prediction_goes_on(commands: Commands, rlvr: Path) -> None:
     file.parent.mkdir()
     shutil.copy(predicted.with_suffix(".json"), file.with_suffix(".json"))
     file.write_text("".join(whole[:6]) + whole[6][:40])
-    commands.succeed("predict", *of(rlvr), f"--sampled={DRAWS}")
+    commands.succeed("predict", *of(rlvr), "--sampled=2")
     assert file.read_text().splitlines(keepends=True) == whole
     assert "--restart" in refusal(commands.run("predict", *of(rlvr), "--sampled=1"))
 

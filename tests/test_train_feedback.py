@@ -4,6 +4,7 @@ misbehaves), records, rewards and agents of files, passages that nobody marked.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -18,6 +19,7 @@ from ml_collections import ConfigDict
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import FeedbackLost
 from qrag_jax.systems import training
+from qrag_jax.systems.q_rag import QRag
 from tests.entry_points import (
     Commands,
     assert_same_state,
@@ -76,30 +78,37 @@ def test_rewards_like_those_of_the_facts_train_alike(server: ModelServer, tmp_pa
 
 @pytest.mark.usefixtures("one_device")
 def test_faults_of_the_server_and_a_stop_leave_no_trace(
-    server: ModelServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    server: ModelServer,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """Two batches stale; every fault, and outages: tests/llm/test_client.py."""
+    """While two batches are in flight; every fault, and outages: tests/llm/test_client.py."""
     whole, run, good, failed = tmp_path / "whole", tmp_path / "run", server.script, [0]
     config = rewarded(server, reward__staleness=2)
     assert training.train(config, whole) == 0
-    count = len(server.calls)
+    update, begun = QRag.update, itertools.count(1)
+
+    def stopped(self: QRag, state: Any, episodes: Any) -> Any:
+        if next(begun) == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return update(self, state, episodes)
 
     def misbehaves(call: Call) -> Reply:
-        if call.number == count + count // 2:  # while batches are in flight
-            os.kill(os.getpid(), signal.SIGTERM)
         if call.number % 3 == 0 and failed[0] < 6:
             failed[0] += 1
-            faults = (Reply("slow", status=429), Reply(raw="<html>oops"), Reply(drop=True))
-            return faults[failed[0] % 3]
+            return Reply(drop=True) if failed[0] % 2 else Reply(raw="<html>oops")
         return good(call)
 
+    monkeypatch.setattr(QRag, "update", stopped)
     server.script = misbehaves
     assert training.train(config, run) == 128 + signal.SIGTERM
     last = [line for line in metric_lines(run) if "llm/calls" in line][-1]
     assert last["llm/retries"] > last["llm/failures"] == 0
-    server.script, config.llm.max_tokens = good, 99
+    config.llm.max_tokens = 99
     assert training.train(config, run) == 0
     assert "99" in capsys.readouterr().out  # what answers are written with may change; it is said
+    assert next(begun) == STEPS + 1  # no step was taken twice
     assert_same_state(run, whole, STEPS)
     assert losses(run) == losses(whole)
 
