@@ -40,7 +40,7 @@ def tune(
 
     `budgets` are fixed ones to compare with; None: 1, 2, …, all.
     """
-    parts, told = _parts(log, test_log)
+    parts, report = _parts(log, test_log)
     (held_out, (_, tuned)), (test, (_, tested)) = parts.items()
     if not any(row.pred_idx for row in tuned):
         raise InputError(
@@ -80,15 +80,15 @@ def tune(
         for rule, found in intervals.items():
             star = " *" if rule in ("threshold", f"budget_{budget}") else ""
             lines.append((f"  {labels[rule]}{star}", found))
-    told += score_table(lines, COLUMNS)
-    told.append(f"*: chosen for its {objective} on the {held_out}, fewest steps among equals")
+    report += score_table(lines, COLUMNS)
+    report.append(f"*: chosen for its {objective} on the {held_out}, fewest steps among equals")
     shown = {name: scores[test]["threshold"][name] for name in ("fact_f1", objective, "steps")}
     for other in ("no_stopping", f"budget_{budget}"):
         differences = gains(shown, scores[test][other]).items()
         text = ", ".join(f"{name} {interval_text(gain, sign=True)}" for name, gain in differences)
-        told.append(f"{test}: {labels['threshold']} - {labels[other]}: {text}")
+        report.append(f"{test}: {labels['threshold']} - {labels[other]}: {text}")
     if shared := len({row.id for row in tuned} & {row.id for row in tested}):
-        told.append(
+        report.append(
             f"note: {shared} ids are in both logs; a threshold is best tuned on other questions"
         )
     folder = out or log.parent
@@ -98,7 +98,7 @@ def tune(
     with writing(folder, "--out"):
         plot_thresholds(thresholds.tolist(), curves, threshold, picture, title)
         write_whole(path, json.dumps(summary, indent=2) + "\n")
-    return [*told, f"threshold: {threshold!r} in {path}", f"plot: {picture}"]
+    return [*report, f"threshold: {threshold!r} in {path}", f"plot: {picture}"]
 
 
 def _parts(log: Path, test: Path | None) -> tuple[dict[str, tuple[Path, list[Row]]], list[str]]:
@@ -117,11 +117,11 @@ def _parts(log: Path, test: Path | None) -> tuple[dict[str, tuple[Path, list[Row
     halves = [[row for row in rows if half(row.id) == side] for side in (0, 1)]
     if not all(halves):
         raise InputError(f"{log} has too few questions to be split in two halves; give --test")
-    told = (
+    report = (
         f"no --test: {log} is split by a hash of the ids, {len(halves[0])} questions to tune on "
         f"and {len(halves[1])} others to report on"
     )
-    return {"tuning half": (log, halves[0]), "other half": (log, halves[1])}, [told]
+    return {"tuning half": (log, halves[0]), "other half": (log, halves[1])}, [report]
 
 
 def _played(log: Path) -> list[Row]:

@@ -376,7 +376,7 @@ def store_corpus(
     record: Path,
     stop: StopSignal,
 ) -> None:
-    """Writes the corpus of an index beside `record`, or goes on with it.
+    """Writes the corpus of an index next to `record`, or goes on with it.
 
     Args:
         read: gives all passages, as `read_passages`.
