@@ -245,7 +245,7 @@ class Worker:
             self._answer(batch)
 
     def _follow(self) -> None:
-        """Opens what replaces the index, beside the old one, until the server stops."""
+        """Opens what replaces the index, next to the old one, until the server stops."""
         while not self._ending.wait(_LOOK_EVERY):
             try:
                 if self._version() != self._seen:
