@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from qrag_jax.retrieval import index_folder
 from qrag_jax.retrieval.index_folder import CORPUS, EXACT, IndexAt
 from qrag_jax.retrieval.protocol import Hits, Queries
 from qrag_jax.runtime.interrupt import Stopped
+from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems.index_change import change_index
 from qrag_jax.systems.indexing import FAISS, IndexSettings, PassageEncoder, index_corpus
 from tests.devices import mesh_of
@@ -165,6 +167,20 @@ def test_refusals_leave_the_old_index_whole(
     # What was mended is read again.
     broken.write_text(json.dumps({"id": "q", "text": "whole"}) + "\n")
     assert len(change_index(old, tower, add=broken, settings=SETTINGS).corpus) == OLD + 1
+
+
+def test_a_full_disk_leaves_the_old_index_whole(
+    tower: PassageEncoder, old: Path, tmp_path: Path, full_disk: Path
+) -> None:
+    index = Path(shutil.copytree(old, full_disk / "index"))
+    before = found(index, tower)
+    rows = [{"id": f"q{n}", "text": f"{n} piano " * 9000} for n in range(20)]
+    add = write_lines(tmp_path / "more.jsonl", rows)
+    with pytest.raises(InputError, match="No space left"), writing(index, "--index"):
+        change_index(index, tower, add=add, settings=SETTINGS)
+    same(found(index, tower), before)
+    write_lines(add, rows[:1])
+    assert len(change_index(index, tower, add=add, settings=SETTINGS).corpus) == OLD + 1
 
 
 def test_approximate_indexes_of_faiss(
