@@ -69,6 +69,10 @@ class System(Protocol):
 
 
 def check(config: ConfigDict) -> None:
+    """Checks an experiment. Its system may be a file, FILE.py, which is run: a user names it here,
+    while the config in a run's folder names no code (`register`)."""
+    if (name := config.get("system", "")).endswith(own_code.SUFFIX):
+        register(name, name)
     _module(config).check(config)
 
 

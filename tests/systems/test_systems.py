@@ -14,45 +14,40 @@ from ml_collections import ConfigDict
 from configs import quickstart
 from qrag_jax import systems
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, training
 from qrag_jax.systems.run_flags import experiment_of
-from tests.entry_points import Commands, metric_lines, refusal
-from tests.systems import line_fit
+from tests.entry_points import ROOT, Commands, metric_lines, refusal
 
 
-@pytest.fixture(autouse=True)
-def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(systems.SYSTEMS, "line_fit", "tests.systems.line_fit")
-
-
-def test_a_system_from_elsewhere_is_trained_scored_and_exported(
-    tmp_path: Path, commands: Commands, capsys: pytest.CaptureFixture[str]
+def test_a_system_in_one_file_is_trained_resumed_scored_and_exported(
+    tmp_path: Path, commands: Commands
 ) -> None:
-    """If the command line names its code, as the last line of the training says."""
-    run = tmp_path / "run"
-    assert training.train(line_fit.get_config(), run) == 0
-    *_, command = capsys.readouterr().out.strip().splitlines()
-    lines = metric_lines(run)
-    errors = {line["step"]: line["eval/error"] for line in lines if "eval/error" in line}
-    assert [*errors] == [0, 4, 8, 12]
-    assert errors[12] < 0.1 < errors[0]
-    assert all(line["untrained/error"] == errors[0] for line in lines if "eval/error" in line)
-    assert lines[-2]["points/drawn"] == 96
-    assert Checkpoints(run).best_step() == 12
-    words = shlex.split(command)[3:]
-    assert words == [f"--workdir={run}", f"--system={line_fit.__file__}"]
+    """By the commands, as the last line of its training says."""
+    config, run = "--config=examples/bandit.py", tmp_path / "run"
+    commands.succeed("train", config, f"--workdir={run}", "--config.train.steps=20")
+    *_, last = commands.succeed("train", config, f"--workdir={run}").strip().splitlines()
+    hits = {line["step"]: line["eval/hit"] for line in metric_lines(run) if "eval/hit" in line}
+    assert [*hits] == [0, 20, 40]
+    assert hits[40] > 0.7 > hits[0]
+    words = shlex.split(last)[3:]
+    assert words == [f"--workdir={run}", f"--system={ROOT / 'examples' / 'bandit.py'}"]
     commands.succeed("evaluate", *words, "--checkpoint=last")
     summary = json.loads((run / "eval" / "summary.json").read_text())
-    assert (summary["step"], summary["scores"]["error"]) == (12, pytest.approx(errors[12]))
-    commands.succeed("export", *words, "--checkpoint=last", f"--out={tmp_path / 'line'}")
-    slope, offset = map(float, (tmp_path / "line" / "line.txt").read_text().split())
-    assert (slope, offset) == pytest.approx((2, 1), abs=0.1)
+    assert (summary["step"], summary["scores"]["hit"]) == (40, hits[40])
     out = f"--out={tmp_path / 'out'}"
     assert "json" in refusal(commands.run("evaluate", words[0], "--system=json", out))
-    for name in ("evaluate", "export"):
-        assert "line_fit" in refusal(commands.run(name, words[0], out))
+    for name in ("evaluate", "export"):  # what a folder names is not run
+        assert "examples/bandit.py" in refusal(commands.run(name, words[0], out))
+    whole = tmp_path / "whole"
+    commands.succeed("train", config, f"--workdir={whole}")
+    weights = []
+    for each in (run, whole):
+        to = tmp_path / f"{each.name}-exported"
+        words = [f"--workdir={each}", *words[1:]]
+        commands.succeed("export", *words, "--checkpoint=last", f"--out={to}")
+        weights.append((to / "weights.txt").read_text())
+    assert weights[0] == weights[1]
 
 
 def test_an_unknown_system(tmp_path: Path) -> None:
