@@ -109,7 +109,7 @@ OF_VECTORS = {
     "exact": Engine(by_vectors, exact_files),
     "scan": Engine(by_vectors, exact_files, ScanIndex),
     "faiss": Engine(
-        by_vectors, lambda f, c, v: FaissIndex.build(c, v).save(f / "faiss"), FaissIndex
+        by_vectors, lambda f, c, v: FaissIndex.build(c, v).save(f / "faiss"), FaissIndex.build
     ),
     "qdrant": Engine(by_vectors, lambda f, c, v: qdrant(c, v).save(f / "qdrant"), qdrant),
 }
