@@ -44,7 +44,7 @@ def example(path: str) -> Path:
 
 
 def resolved(argv: Sequence[str]) -> list[str]:
-    """The command line, with each missing `configs/NAME.py` replaced by the package's own.
+    """The command line, with missing `configs/NAME.py` and `examples/NAME.py` the package's own.
 
     After the call, an experiment file in any folder can use `from configs import common`.
     """
@@ -55,7 +55,7 @@ def resolved(argv: Sequence[str]) -> list[str]:
             if not equals and place + 1 < len(words):
                 place, value = place + 1, words[place + 1]
             path = value.partition(":")[0]
-            if own := _packaged(path, FOLDER):
+            if own := _packaged(path, FOLDER) or _packaged(path, EXAMPLES):
                 words[place] = words[place].replace(path, str(own), 1)
     _import_own()
     return words
