@@ -14,7 +14,6 @@ ENVIRONMENTS := gpu tpu sidecar sidecar-cpu verifiers trackers lock
 	lint constraints audit release $(ENVIRONMENTS)
 
 install: .venv/.installed
-
 .venv/.installed: pyproject.toml requirements.txt
 	[ -x $(PY) ] || $(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --upgrade pip
@@ -77,7 +76,8 @@ lint: .venv/.installed-test
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 constraints: .venv/.installed-test lock
-	launch/constraints.sh# Asks a database of vulnerabilities; --strict: what it does not know is a failure, no silence.
+	launch/constraints.sh
+# Asks a database of vulnerabilities; --strict: what it does not know is a failure, no silence.
 audit: lock
 	.venv-lock/bin/pip-audit --strict --disable-pip --require-hashes --requirement=constraints.txt
 # Source and wheel in dist/, checked; the wheel is built from the source. Nothing is uploaded.

@@ -123,7 +123,8 @@ class ModelServer:
             self.most_at_once = max(self.most_at_once, self._at_once)
             reply = self.script(call)
         time.sleep(reply.delay)
-        self._at_once -= 1
+        with self._turn:
+            self._at_once -= 1
         if reply.drop:
             handler.close_connection = True
         else:

@@ -48,7 +48,8 @@ def always(reply: Reply) -> Callable[[Call], Reply]:
 def test_answers_keep_their_order(server: ModelServer, make_client: MakeClient) -> None:
     """And the server gets what was asked; one that cannot be sent fails alone."""
     delays = random.Random(0)
-    server.script = lambda call: Reply(delay=delays.random() * 0.02)
+    # The first replies take a second, so that all places are taken on a slow machine, too.
+    server.script = lambda call: Reply(delay=1 if call.number < 24 else delays.random() * 0.02)
     requests: list[Any] = [chat(f"question {index}", seed=index) for index in range(150)]
     requests += [CompletionRequest("once upon", max_tokens=7, log_probs=True), chat("half \ud800")]
     answers = make_client(concurrency=24, version="step 3").ask_blocking(requests)
