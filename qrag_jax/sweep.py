@@ -2,13 +2,13 @@
 
     python -m qrag_jax.sweep --config=configs/quickstart.py --out=runs/rates --seeds=42,43,44 \\
         --set=optimizer.learning_rate=1e-5,3e-5
-    python -m qrag_jax.sweep --table runs/rates
+    python -m qrag_jax.sweep --out=runs/rates --table
 
 Every combination of the values of --set is trained with every seed, one run after the other, by the
 commands `train` and `evaluate`. A run is done when its folder has the summary of its evaluation.
 Give the same command again, or only --out, to go on with a sweep that was stopped: finished runs
-stay as they are, and a run that was broken off goes on from its last checkpoint. --commands prints
-a line for each run that is not done, for a scheduler or another machine, and runs nothing.
+stay as they are, and a run that was broken off goes on from its last checkpoint. --table writes the
+table of the runs that are done, and runs nothing.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-import shlex
 import signal
 import subprocess
 import sys
@@ -34,8 +33,16 @@ from qrag_jax.evaluators import evaluation
 from qrag_jax.metrics.bootstrap import crossed_interval, interval_text, named
 from qrag_jax.metrics.facts import score_columns
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.metrics.rows import AGENTS, HOPS, PREDICTIONS, RETRIEVALS, REWRITES, scored_episodes
-from qrag_jax.metrics.summaries import by_question, question_columns
+from qrag_jax.metrics.rows import (
+    AGENTS,
+    HOPS,
+    PREDICTIONS,
+    RETRIEVALS,
+    REWRITES,
+    Searched,
+    scored_episodes,
+)
+from qrag_jax.metrics.summaries import agent_columns, by_question, hop_columns, question_columns
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
@@ -44,7 +51,6 @@ from qrag_jax.runtime.whole_files import write_json, write_whole, writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.scoring import SUMMARY, resumable
 
-WORDS: list[str] = []  # the words that are no flags
 _OF_PLAN = ("config", "seeds", "set", "samples", "checkpoint")
 Questions = Mapping[str, float]  # a score of each question, by its id
 # One value of a list: commas inside of brackets and quotes part nothing.
@@ -52,57 +58,49 @@ _VALUE = re.compile(r"""(?:\([^)]*\)|\[[^\]]*\]|'[^']*'|"[^"]*"|[^,])+""")
 _FIELD = re.compile(r"(?:config\.)?([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)=(.*)", re.DOTALL)
 
 
-def define_flags(argv: Sequence[str]) -> None:
-    flags.DEFINE_string("config", "", "Experiment, FILE or FILE:VARIANT.")
-    flags.DEFINE_string("out", "", "Folder of the sweep.")
-    flags.DEFINE_list("seeds", ["42"], "Seeds of the trainings, with commas between them.")
-    flags.DEFINE_multi_string(
-        "set", [], "FIELD=VALUE,VALUE of the experiment; may be given several times."
-    )
-    flags.DEFINE_integer("samples", 0, "Questions to score, 0 for all.", lower_bound=0)
-    checkpoints = ["", "best", "last"]
-    flags.DEFINE_enum("checkpoint", "", checkpoints, "Scored checkpoint; default: the command's.")
-    flags.DEFINE_string("score", "", "Score of the table; default: that of the system.")
-    flags.DEFINE_bool("table", False, "Only write the table of the sweep in a folder.")
-    flags.DEFINE_bool("commands", False, "Only print the commands of runs that are left.")
+CONFIG = flags.DEFINE_string("config", "", "Experiment, FILE or FILE:VARIANT.")
+OUT = flags.DEFINE_string("out", "", "Folder of the sweep.")
+SEEDS = flags.DEFINE_list("seeds", ["42"], "Seeds of the trainings, with commas between them.")
+SET = flags.DEFINE_multi_string(
+    "set", [], "FIELD=VALUE,VALUE of the experiment; may be given several times."
+)
+SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to score, 0 for all.", lower_bound=0)
+CHECKPOINT = flags.DEFINE_enum(
+    "checkpoint", "", ["", "best", "last"], "Scored checkpoint; default: the command's."
+)
+SCORE = flags.DEFINE_string("score", "", "Score of the table; default: that of the system.")
+TABLE = flags.DEFINE_bool("table", False, "Only write the table.")
 
 
 def main() -> int:
-    values = flags.FLAGS
-    folders = [*filter(None, [values.out, *WORDS])]
-    if len(folders) != 1 or (WORDS and not values.table):
-        raise InputError("give the sweep's folder once: --out=runs/sweep, or --table runs/sweep.")
-    folder = Path(folders[0])
+    if not OUT.value:
+        raise InputError("give the folder of the sweep, for example --out=runs/sweep.")
+    folder = Path(OUT.value)
     plan = _plan(folder)
-    if values.commands:
-        for run in plan.runs():
-            if missing(run, folder):
-                print(" && ".join(map(shlex.join, plan.commands(run, folder).values())))
-        return 0
     with writing(folder, "--out"):
-        if not values.table:
+        if not TABLE.value:
             with StopSignal() as stop:
                 status = resumable(lambda: run_all(plan, folder, stop), "what is finished")
             if status:
                 return status
-        table = scored(plan, folder, values.score)
+        table = scored(plan, folder, SCORE.value)
         text = markdown(plan, table)
         write_whole(folder / "table.md", text)
         write_json(folder / "table.json", table)
     print(f"{text}\n{folder / 'table.md'}, {folder / 'table.json'}")
-    return int(bool(table["not_scored"]) and not values.table)
+    return int(bool(table["not_scored"]) and not TABLE.value)
 
 
 def _plan(folder: Path) -> Plan:
     """The plan of the folder; one of the flags begins it, or must be the same."""
-    path, values = folder / "sweep.json", flags.FLAGS
+    path = folder / "sweep.json"
     kept = Plan(**json.loads(path.read_text())) if path.exists() else None
-    if kept and (values.table or not any(values[name].present for name in _OF_PLAN)):
+    if kept and not any(flags.FLAGS[name].present for name in _OF_PLAN):
         return kept
-    if values.table or not values.config:
+    if not CONFIG.value:
         raise InputError(f"give --config=FILE to begin a sweep; there is no {path}.")
-    seeds, sets = seeds_of(values.seeds), sets_of(values.set)
-    plan = Plan(values.config, seeds, sets, values.samples, values.checkpoint)
+    sets = sets_of(SET.value)
+    plan = Plan(CONFIG.value, seeds_of(SEEDS.value), sets, SAMPLES.value, CHECKPOINT.value)
     if kept is None:
         plan.check()
         with writing(folder, "--out"):
@@ -150,15 +148,6 @@ class Plan(NamedTuple):
                 runs.append(PlannedRun(f"{names[-1]}-seed{seed}", settings, seed, words))
         return runs
 
-    def commands(self, run: PlannedRun, folder: Path) -> dict[str, list[str]]:
-        module, where = [sys.executable, "-m"], f"--workdir={folder / run.name}"
-        scored = [f"--samples={self.samples}"]
-        scored += [f"--checkpoint={self.checkpoint}"] if self.checkpoint else []
-        return {
-            "train": [*module, "qrag_jax.train", *run.words, where],
-            "evaluate": [*module, "qrag_jax.evaluate", where, *scored],
-        }
-
     def check(self) -> None:
         """Refuses values that no training could use, before any of them starts."""
         for run in self._replace(seeds=self.seeds[:1]).runs():
@@ -205,14 +194,17 @@ def missing(run: PlannedRun, folder: Path) -> str:
 
 def run_all(plan: Plan, folder: Path, stop: StopSignal) -> None:
     """Does the runs that are not done, one after the other; those that failed are tried again."""
+    scored = [f"--samples={plan.samples}"]
+    scored += [f"--checkpoint={plan.checkpoint}"] if plan.checkpoint else []
     for run in plan.runs():
         stop.check()
         if not missing(run, folder):
             log(f"{run.name}: done already")
             continue
-        for command, words in plan.commands(run, folder).items():
+        for command, words in (("train", run.words), ("evaluate", scored)):
             log(f"{run.name}: {command}")
-            status = _status(words, folder / f"{run.name}.log", stop)
+            words = ["-m", f"qrag_jax.{command}", f"--workdir={folder / run.name}", *words]
+            status = _status([sys.executable, *words], folder / f"{run.name}.log", stop)
             stop.check()
             if status:
                 log(f"{run.name}: {command} failed with {status}; {missing(run, folder)}")
@@ -240,26 +232,13 @@ def _status(words: Sequence[str], log_path: Path, stop: StopSignal) -> int:
 _MAIN = {HOPS.name: "all_gold", RETRIEVALS.name: "fact_f1"}  # of other logs it is f1
 
 
-def scores_of(workdir: Path) -> tuple[str, dict[str, dict[str, float]]]:
-    """The score that sums a run up, and all scores of its newest evaluation: name → id → value.
-
-    A question whose episode failed has none. The score of hops is that after the last one.
-    """
-    path = evaluation.newest_log(workdir)
-    if path is None:
-        raise InputError(f"{workdir} has no log of an evaluation; score it with qrag evaluate.")
-    scores: dict[str, dict[str, float]] = {}
-    for question, values in question_scores(path, workdir).items():
-        for name, value in values.items():
-            scores.setdefault(name, {})[question] = value
-    kind = evaluation.kind_of(path)
-    main = _MAIN.get(str(kind), "f1")
+def main_score(path: Path, workdir: Path, questions: Mapping[str, Questions]) -> str:
+    """The score that sums a run up, of a log with these scores of its questions."""
+    kind = str(evaluation.kind_of(path))
     if kind == REWRITES.name:
-        main = read_fields(workdir / CONFIG_NAME)["eval"]["best_by"]
-    main = "answer_found" if main not in scores and kind == RETRIEVALS.name else main
-    if main not in scores:
-        raise InputError(f"{path} has no question with {main}; look at its log.")
-    return main, scores
+        return read_fields(workdir / CONFIG_NAME)["eval"]["best_by"]
+    without_facts = kind == RETRIEVALS.name and not any("fact_f1" in q for q in questions.values())
+    return "answer_found" if without_facts else _MAIN.get(kind, "f1")
 
 
 def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
@@ -269,31 +248,26 @@ def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
     such as hop1/recall. Rewrites are scored by the judgements that the evaluation wrote; their ids
     are COLLECTION/ID.
     """
-    kind, questions = evaluation.kind_of(path), dict[str, dict[str, Any]]()
-    if kind == RETRIEVALS.name:
-        for row in RETRIEVALS.read(path):
-            questions[row.id] = {name: value for name, (value,) in score_columns([row]).items()}
-    elif kind == AGENTS.name:
-        for agent in AGENTS.read(path):
-            if not agent.failed:
-                questions[agent.id] = {"f1": agent.f1, "em": agent.em, "recall": agent.recall}
-    elif kind == PREDICTIONS.name:
-        questions = {**question_columns(by_question(scored_episodes(path)))}
-    elif kind == HOPS.name:
-        for each in HOPS.read(path):
-            if not each.failed:
-                hops = enumerate((hop.scores for hop in each.hops), 1)
-                by_hop = {f"hop{n}/{name}": own[name] for n, own in hops for name in own}
-                questions[each.id] = {**each.hops[-1].scores, **by_hop}
-    else:
-        questions = _rewrites(path, read_fields(workdir / CONFIG_NAME)["eval"]["measures"])
+    kind = evaluation.kind_of(path)
+    if kind == PREDICTIONS.name:
+        return question_columns(by_question(scored_episodes(path)))
+    if kind == REWRITES.name:
+        return _rewrites(path, read_fields(workdir / CONFIG_NAME)["eval"]["measures"])
+    assert kind is not None
+    columns: Any = {RETRIEVALS.name: score_columns, AGENTS.name: agent_columns, HOPS.name: _hops}
     return {
-        question: {name: value for name, value in own.items() if value is not None}
-        for question, own in questions.items()
+        row.id: {name: values[0] for name, values in columns[kind]([row]).items() if values}
+        for row in evaluation.KINDS[kind][0].read(path)
+        if not getattr(row, "failed", False)
     }
 
 
-def _rewrites(path: Path, measures: Sequence[str]) -> dict[str, dict[str, Any]]:
+def _hops(rows: Sequence[Searched]) -> dict[str, list[float]]:
+    last = {name: [value] for name, value in rows[0].hops[-1].scores.items()}
+    return hop_columns(rows) | last
+
+
+def _rewrites(path: Path, measures: Sequence[str]) -> dict[str, dict[str, float]]:
     from qrag_jax.systems.deepretrieval import QRELS, RUNS
     from qrag_jax.systems.search import OWN
 
@@ -301,7 +275,7 @@ def _rewrites(path: Path, measures: Sequence[str]) -> dict[str, dict[str, Any]]:
     for row in REWRITES.read(path):
         if not row.failed:
             rankings.setdefault(row.collection, {})[row.id] = row.ranking
-    scores: dict[str, dict[str, Any]] = {}
+    scores: dict[str, dict[str, float]] = {}
     for collection, by_query in rankings.items():
         qrels = read_qrels(path.parent / RUNS / (collection or OWN) / QRELS)
         qrels = {name: qrels[name] for name in by_query if name in qrels}
@@ -321,11 +295,15 @@ def scored(plan: Plan, folder: Path, score: str = "") -> dict[str, Any]:
         if why := missing(run, folder):
             why_not[run.name] = why
             continue
-        main, scores = scores_of(folder / run.name)
-        score = score or main
-        if score not in scores:
-            raise InputError(f"--score={score}: {run.name} has {', '.join(scores)}.")
-        runs[run.settings][run.seed] = scores[score]
+        path = evaluation.newest_log(workdir := folder / run.name)
+        assert path is not None  # its summary is there
+        questions = question_scores(path, workdir)
+        score = score or main_score(path, workdir, questions)
+        own = {name: scores[score] for name, scores in questions.items() if score in scores}
+        if not own:
+            known = dict.fromkeys(name for scores in questions.values() for name in scores)
+            raise InputError(f"--score={score}: {run.name} has {', '.join(known)}.")
+        runs[run.settings][run.seed] = own
     return {"score": score, "settings": compared(runs), "not_scored": why_not}
 
 
@@ -388,4 +366,4 @@ def markdown(plan: Plan, table: Mapping[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    commandline.run(main, define=define_flags, words=WORDS)
+    commandline.run(main)

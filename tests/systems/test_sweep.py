@@ -12,9 +12,10 @@ import pytest
 
 from qrag_jax.data.corpora import write_qrels
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators.evaluation import newest_log
 from qrag_jax.metrics.bootstrap import crossed_interval
 from qrag_jax.metrics.rows import AGENTS, HOPS, REWRITES, AgentRow, Hop, RewriteRow, Searched
-from qrag_jax.sweep import Plan, compared, scores_of, seeds_of, sets_of
+from qrag_jax.sweep import Plan, compared, main_score, question_scores, seeds_of, sets_of
 from tests.entry_points import ROOT
 
 TINY = f"{ROOT}/configs/quickstart.py:tiny"
@@ -96,6 +97,13 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def scores_of(run: Path) -> tuple[str, dict[str, dict[str, float]]]:
+    log = newest_log(run)
+    assert log is not None
+    scores = question_scores(log, run)
+    return main_score(log, run, scores), scores
+
+
 def test_agents_that_failed_have_no_score(run: Path) -> None:
     rows = [
         AgentRow(name, "Where?", ("Oslo",), "", broken, em, f1, recall, ())
@@ -105,12 +113,13 @@ def test_agents_that_failed_have_no_score(run: Path) -> None:
         )
     ]
     AGENTS.append(run / "eval/last-4/agent_seed42.jsonl", rows)
-    _, scores = scores_of(run)
+    main, scores = scores_of(run)
     assert scores == {
-        "f1": {"q1": 0.5, "q3": 1.0, "q4": 0.0},
-        "em": {"q1": 0.0, "q3": 1.0, "q4": 0.0},
-        "recall": {"q3": 0.25, "q4": 0.0},
+        "q1": {"f1": 0.5, "em": 0.0, "hops": 0.0},
+        "q3": {"f1": 1.0, "em": 1.0, "hops": 0.0, "recall": 0.25},
+        "q4": {"f1": 0.0, "em": 0.0, "hops": 0.0, "recall": 0.0},
     }
+    assert main == "f1"
 
 
 def test_hops_are_those_after_the_last(run: Path) -> None:
@@ -119,7 +128,9 @@ def test_hops_are_those_after_the_last(run: Path) -> None:
     rows = [Searched(name, "Where?", ("Oslo",), ("d1",), hops) for name, hops in both.items()]
     HOPS.write(run / "eval/last-4.jsonl", rows, {})
     main, scores = scores_of(run)
-    assert (main, scores["all_gold"]) == ("all_gold", {"q0": 0.0, "q1": 1.0})
+    assert main == "all_gold"
+    assert {name: own["all_gold"] for name, own in scores.items()} == {"q0": 0.0, "q1": 1.0}
+    assert scores["q0"]["hop1/all_gold"] == 1.0
 
 
 def test_rewrites_are_scored_by_the_judgements_of_their_collection(run: Path) -> None:
@@ -139,5 +150,5 @@ def test_rewrites_are_scored_by_the_judgements_of_their_collection(run: Path) ->
     main, scores = scores_of(run)
     assert main == "recall@2"
     # No query was written for b/2, which is the model's own doing; the search of b/3 failed.
-    assert scores["recall@2"] == {"a/1": 0.5, "b/1": 1.0, "b/2": 0.0}
-    assert scores["rr@10"] == {"a/1": 0.5, "b/1": 1.0, "b/2": 0.0}
+    expected = {"a/1": 0.5, "b/1": 1.0, "b/2": 0.0}
+    assert scores == {name: dict.fromkeys(("recall@2", "rr@10"), x) for name, x in expected.items()}
