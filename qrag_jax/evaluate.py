@@ -41,7 +41,7 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import log_locks, writing
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.scoring import ScoreOptions, end_scoring, resumable
+from qrag_jax.systems.scoring import ScoreOptions, resumable
 
 SAMPLES = flags.DEFINE_list(
     "samples", [], "Questions to score, 0 or none for all; of --chunks: documents of each length."
@@ -96,25 +96,9 @@ def main() -> int:
         return _lengths(workdir, config, options, counts or [100])
     if len(counts) > 1:
         raise InputError("--samples has several numbers, which are for --chunks; give one.")
-    if systems.source(system):
-        return _score_outside(workdir, config, options)
     score = systems.scorer(system)
     with writing(OUT.value or workdir / "eval", "--out"):
         return resumable(lambda: score(workdir, config, options), "what is scored")
-
-
-def _score_outside(workdir: Path, config: ConfigDict, options: ScoreOptions) -> int:
-    """Scores a run of a system outside the package, as its training does."""
-    if options.samples:
-        raise InputError(f"--samples is not for runs of {config.system}; leave it out.")
-    out = options.out or workdir / "eval"
-    opened = systems.saved_system(workdir, config, options.checkpoint)
-    with opened as (system, state, step), StopSignal() as stop:
-        found = system.evaluate(state, step, stop)
-        summary = {"checkpoint": options.checkpoint, "step": step, "scores": found.scores}
-        with writing(out, "--out"):
-            end_scoring(out, config, summary, [found.line])
-    return 0
 
 
 def _lengths(workdir: Path, config: ConfigDict, options: ScoreOptions, counts: list[int]) -> int:

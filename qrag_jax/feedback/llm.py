@@ -18,7 +18,7 @@ from pathlib import Path
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import BABILONG, answer_rule
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.rewards import METRICS, Log, ModelReward, Reward, Rewards, sums_of_all
+from qrag_jax.feedback.rewards import METRICS, Log, Reward, RewardConfig, Rewards, sums_of_all
 from qrag_jax.llm.config import LlmConfig
 from qrag_jax.llm.outcomes import ChatRequest, Counters, Failure, Outcome, reads_by
 from qrag_jax.llm.server.server import open_model
@@ -187,7 +187,7 @@ def model_rewards(
 
 @contextlib.contextmanager
 def open_service(
-    reward: ModelReward,
+    reward: RewardConfig,
     llm: LlmConfig,
     workdir: Path,
     log: Log,

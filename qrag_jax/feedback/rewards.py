@@ -18,8 +18,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from qrag_jax.data.sample import LazySamples, Sample
-from qrag_jax.errors import FeedbackLost, Natural, Positive, Share
-from qrag_jax.feedback.facts import FactReward
+from qrag_jax.errors import FeedbackLost, InputError, Natural, Positive, Share
+from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, FactReward
 from qrag_jax.llm.outcomes import NO_ANSWER_CAUSES, Failure
 from qrag_jax.metrics.bootstrap import causes_text
 from qrag_jax.runtime import hosts, own_code
@@ -130,10 +130,27 @@ def _causes(failed: Sequence[Any]) -> str:
 # ---------------------------------------------------------------- settings
 
 
-@dataclasses.dataclass(frozen=True)
-class DeferredReward(FactReward):
-    """Rewards of a language model or a user's code; evaluations return those of `FactReward`."""
+# Which of an answer's scores is the reward of a language model; "": a judge decides.
+METRICS = {"answer_em": "em", "answer_f1": "f1", "babilong_em": "em", "judge": ""}
+OWN, PATH = "own", "config.reward.path"
+# Fields that rewards from outside the device read alone.
+DEFERRED = ("scale", "completion_threshold", "staleness", "max_failure_share")
 
+
+def reward_name(name: str, path: str) -> str:
+    """The reward of these two fields: a path alone says that it is the user's own function."""
+    name = GROUND_TRUTH if name == "gt" else name
+    return OWN if name == GROUND_TRUTH and path else name
+
+
+@dataclasses.dataclass(frozen=True)
+class RewardConfig(FactReward):
+    """Section `reward`; evaluations return rewards of the facts whatever its name is."""
+
+    # Of the name own: FILE.py:FUNCTION of (question, answers, taken, gold); it runs without sandbox
+    path: str = ""
+    # Of a language model: name in qrag_jax/llm/text/templates, or a .txt file; auto: by the data
+    prompt: str = "auto"
     scale: Positive = 1.0  # factor on the reward
     # None: ask once, at the end. A number: ask after every step; the first reward (times scale)
     # that is not below this number completes the episode, and later steps get no reward
@@ -143,16 +160,18 @@ class DeferredReward(FactReward):
     staleness: Natural = 1
     max_failure_share: Share = 0.5  # share of a batch without rewards above which the run pauses
 
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", reward_name(self.name, self.path))
+        known = (GROUND_TRUTH, ANSWER_IN_CHUNK, *METRICS, OWN)
+        if self.name not in known:
+            raise InputError(f"config.reward.name is {self.name!r}; use one of {', '.join(known)}.")
+        if self.name == OWN:
+            own_code.check_form(self.path, PATH)
 
-# Which of an answer's scores is the reward; "": a judge decides.
-METRICS = {"answer_em": "em", "answer_f1": "f1", "babilong_em": "em", "judge": ""}
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelReward(DeferredReward):
-    """Section `reward`, for rewards from the language model of section `llm`."""
-
-    prompt: str = "auto"  # name in qrag_jax/llm/text/templates, or a .txt file; auto: by the data
+    @property
+    def is_deferred(self) -> bool:
+        """Whether it comes from a language model or a user's code, not from arrays."""
+        return self.name == OWN or self.name in METRICS
 
 
 # ---------------------------------------------------------------- rewards of episodes
@@ -210,7 +229,7 @@ class Rewards:
 
     score: Callable[[Sequence[Any]], list[Reward]]  # one reward per question, in order
     question: QuestionOf
-    settings: DeferredReward
+    settings: RewardConfig
     log: Log
     ends: bool = True  # whether a complete episode ends, see `episode_rewards`
     batches: int = 1  # that are scored at the same time
@@ -292,19 +311,7 @@ def sums_of_all(counts: Mapping[str, float]) -> dict[str, float]:
 # episode is left out of the update and counted, never scored 0. It runs in this process, one call
 # at a time, next to the device, without a sandbox.
 
-OWN = "own"
-PATH = "config.reward.path"
 TAKES = ("question", "answers", "taken", "gold")
-
-
-@dataclasses.dataclass(frozen=True)
-class OwnReward(DeferredReward):
-    """Section `reward`, for rewards from a function of the user's own."""
-
-    path: str = ""  # FILE.py:FUNCTION of (question, answers, taken, gold); it runs without sandbox
-
-    def __post_init__(self) -> None:
-        own_code.check_form(self.path, PATH)
 
 
 def number_of(code: OwnCode, call: Callable[[], Any], name: str) -> Reward:
@@ -322,7 +329,7 @@ def number_of(code: OwnCode, call: Callable[[], Any], name: str) -> Reward:
 
 @contextlib.contextmanager
 def open_own(
-    reward: OwnReward, *, never_terminate: bool, log: Callable[[str], None]
+    reward: RewardConfig, *, never_terminate: bool, log: Callable[[str], None]
 ) -> Iterator[Rewards]:
     """Scores with the user's function; see `llm.open_service`."""
     code = own_code.load(reward.path, PATH, TAKES)

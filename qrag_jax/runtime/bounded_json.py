@@ -22,7 +22,7 @@ from qrag_jax.errors import InputError
 
 # In a field's metadata: the code sets it, so no JSON and no config has it; the dataclass of its
 # section, where its type is wider.
-INTERNAL, SECTION = "internal", "section"
+INTERNAL = "internal"
 MAX_BYTES = 64 * 2**20  # of a file that is read whole; notes and reports have a few kilobytes
 _LONGEST = 60  # characters of a value in a message
 _LARGEST = 2**63  # whole numbers below it fit into arrays
@@ -187,4 +187,4 @@ def _fields(kind: Any) -> tuple[Mapping[str, Any], tuple[str, ...]]:
     none = dataclasses.MISSING
     fields = [f for f in dataclasses.fields(kind) if f.init and INTERNAL not in f.metadata]
     needed = [f.name for f in fields if f.default is none and f.default_factory is none]
-    return {f.name: f.metadata.get(SECTION, hints[f.name]) for f in fields}, tuple(needed)
+    return {f.name: hints[f.name] for f in fields}, tuple(needed)

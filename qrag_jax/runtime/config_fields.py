@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from ml_collections.config_dict import FieldReference, placeholder
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.bounded_json import INTERNAL, SECTION, BadJSONError, typed
+from qrag_jax.runtime.bounded_json import INTERNAL, BadJSONError, typed
 from qrag_jax.runtime.whole_files import reading
 
 T = TypeVar("T")
@@ -52,7 +52,7 @@ def typed_fields(settings: type) -> Iterator[tuple[dataclasses.Field, Any, Any]]
     hints = typing.get_type_hints(settings, include_extras=True)
     for field in fields_of(settings):
         nested = next(filter(dataclasses.is_dataclass, kinds_of(hints[field.name])), None)
-        yield field, hints[field.name], field.metadata.get(SECTION, nested)
+        yield field, hints[field.name], nested
 
 
 def kinds_of(kind: Any) -> tuple[Any, ...]:

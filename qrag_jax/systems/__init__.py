@@ -130,10 +130,12 @@ def saved_system(
 
 
 def scorer(name: str) -> Any:
-    """What scores the runs of a system of this package, in its module or in NAME_scoring."""
-    module = SYSTEMS[name]
-    own = f"{module}_scoring"
-    return importlib.import_module(own if importlib.util.find_spec(own) else module).score_run
+    """What scores the runs of a system: its own, in NAME_scoring or its module, or the usual."""
+    from qrag_jax.systems import scoring
+
+    own = f"{SYSTEMS[name]}_scoring"
+    module = importlib.import_module(own if importlib.util.find_spec(own) else SYSTEMS[name])
+    return getattr(module, "score_run", scoring.score_run)
 
 
 def source(name: str) -> str:

@@ -107,19 +107,18 @@ def evaluate(
         fields: of the run's config that differ, by their names with dots.
     """
     from qrag_jax.systems.config import load_config
-    from qrag_jax.systems.scoring import SUMMARY, ScoreOptions
+    from qrag_jax.systems.scoring import ScoreOptions
 
     folder = Path(workdir)
     config = load_config(folder / CONFIG_NAME)
-    system = config.get("system", run_flags.Q_RAG)
-    if system not in systems.SYSTEMS or systems.source(system):
-        raise InputError(f"{folder} is a run of {system}; score it by qrag evaluate --system=FILE.")
+    if config.system not in systems.SYSTEMS:
+        raise InputError(
+            f"{folder} is a run of {config.system}; score it by qrag evaluate --system=FILE."
+        )
     config = run_flags.with_fields(config, _words(fields))
     options = ScoreOptions(checkpoint, samples, out=Path(out) if out else None)
-    place = options.out or folder / "eval"
-    with writing(place, "out"):
-        systems.scorer(system)(folder, config, options)
-    return json.loads((place / SUMMARY).read_text(encoding="utf-8"))
+    with writing(options.out or folder / "eval", "out"):
+        return systems.scorer(config.system)(folder, config, options)
 
 
 def _words(fields: Mapping[str, Any]) -> list[str]:

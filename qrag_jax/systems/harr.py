@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -40,7 +40,7 @@ from qrag_jax.learners.config import PPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
-from qrag_jax.llm.outcomes import Failure, Outcome, Request
+from qrag_jax.llm.outcomes import Failure, Request
 from qrag_jax.llm.server.server import Model, open_model
 from qrag_jax.llm.text import generation, prompts
 from qrag_jax.metrics.rows import REWARDS
@@ -73,6 +73,7 @@ from qrag_jax.systems.config import Drawn, drawn
 from qrag_jax.systems.harr_config import HarrConfig
 from qrag_jax.systems.indexing import PassageEncoder, index_corpus
 
+K = TypeVar("K")
 PASSAGES, INDEX = "passages.jsonl", "index"  # in the run's folder
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _ADVICE = (
@@ -348,40 +349,41 @@ class Harr:
     ) -> list[rag.Scored | Failure]:
         """The rewards of each episode, or why it has none."""
         mixture, watch = self.config.reward.rewards, self._watch(stop)
-        closed = [each.ended if isinstance(each.ended, Closed) else None for each in episodes]
-        verdicts: list[float | Failure | None] = [None] * len(episodes)
+        closed = {
+            n: (each.ended, each.searches)
+            for n, each in enumerate(episodes)
+            if isinstance(each.ended, Closed)
+        }
+        verdicts = dict[int, float | Failure]()
         if rag.LLM in mixture.weights:
             assert self.model is not None
             how, prompt = self.model.generation, prompts.load(JUDGE)
-            answers = [
-                None if ended is None else rag.judged_answer(prompt, gold, ended.answer, how)
-                for gold, ended in zip(golds, closed, strict=True)
-            ]
-            verdicts = [
-                None if outcome is None else verdict_of(outcome, how)
-                for outcome in _asked(self.model.client, answers, watch)
-            ]
-        relevance: list[tuple[float | Failure, ...]] = [()] * len(episodes)
+            answers = {
+                n: rag.judged_answer(prompt, golds[n], ended.answer, how)
+                for n, (ended, _) in closed.items()
+            }
+            outcomes = _asked(self.model.client, answers, watch)
+            verdicts = {n: verdict_of(outcome, how) for n, outcome in outcomes.items()}
+        relevance: dict[int, list[float | Failure]] = {n: [] for n in range(len(episodes))}
         if rag.RELEVANCE in mixture.weights:
             passages = self.inputs.index.corpus.passages
-            searches = [
-                [*zip(ended.history, each.searches, strict=True)] if ended is not None else []
-                for ended, each in zip(closed, episodes, strict=True)
-            ]
-            read = [  # the passages that the agent read
-                rag.reranked_passages(
-                    hop.sub_query, passages(drawn.pool[drawn.actions[drawn.actions != NOTHING]])
-                )
-                for hops in searches
-                for hop, drawn in hops
-            ]
-            outcomes = iter(_asked(self.models.reranker, read, watch))
-            relevance = [tuple(rag.mean_score(next(outcomes)) for _ in hops) for hops in searches]
+            read = dict[tuple[int, int], Any]()  # of each search the passages that the agent read
+            for n, (ended, searches) in closed.items():
+                for hop, drawn in zip(ended.history, searches, strict=True):
+                    texts = passages(drawn.pool[drawn.actions[drawn.actions != NOTHING]])
+                    read[n, len(read)] = rag.reranked_passages(hop.sub_query, texts)
+            reranked = _asked(self.models.reranker, read, watch)
+            for place in read:
+                relevance[place[0]].append(rag.mean_score(reranked.get(place)))
         return [
-            mixture.score(gold, each.ended, [s.names for s in each.searches], verdict, of_hops)
-            for gold, each, verdict, of_hops in zip(
-                golds, episodes, verdicts, relevance, strict=True
+            mixture.score(
+                golds[n],
+                each.ended,
+                [s.names for s in each.searches],
+                verdicts.get(n),
+                relevance[n],
             )
+            for n, each in enumerate(episodes)
         ]
 
     @cached_property
@@ -585,19 +587,17 @@ class HarrModels(NamedTuple):
 NO_MODELS = HarrModels({}, None, None, None)  # nothing will be played
 
 
-def _asked(
-    model: Asks | None, requests: Sequence[Request | None], watch: Checks
-) -> list[Outcome | None]:
-    """The outcomes of the requests, None for None."""
+def _asked(model: Asks | None, requests: Mapping[K, Request | None], watch: Checks) -> dict[K, Any]:
+    """The outcomes of the requests; those that are None are not asked."""
     assert model is not None
-    future = model.submit([each for each in requests if each is not None])
+    asked = {place: request for place, request in requests.items() if request is not None}
+    future = model.submit([*asked.values()])
     try:
         outcomes = wait_for(future, watch.check)
     except BaseException:
         future.cancel()
         raise
-    replies = iter(outcomes)
-    return [None if each is None else next(replies) for each in requests]
+    return dict(zip(asked, outcomes, strict=True))
 
 
 def _chat_text(config: HarrConfig, thinks: bool | None) -> Callable[[prompts.Messages], str]:

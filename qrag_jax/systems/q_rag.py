@@ -24,7 +24,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, TrainingScores, make_play
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, NEEDED, fact_feedback, labelled
-from qrag_jax.feedback.rewards import DeferredReward, ModelReward, OwnReward, Rewards, open_own
+from qrag_jax.feedback.rewards import METRICS, OWN, Rewards, open_own
 from qrag_jax.learners import two_towers
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts, TrainState
@@ -65,7 +65,7 @@ def open_system(
             config.host_batch(stage, mesh.size, jax.process_count())
         config.eval.check_devices(mesh.size)
         service, never = None, config.env.never_terminate
-        if isinstance(config.reward, ModelReward) and config.llm is not None and not dry:
+        if config.reward.name in METRICS and config.llm is not None and not dry:
             from qrag_jax.feedback.llm import open_service  # most runs ask no language model
 
             # The server starts while the data and the encoder are read.
@@ -73,7 +73,7 @@ def open_system(
             more |= {"host": jax.process_index()}
             opened = open_service(config.reward, config.llm, run.workdir, log, **more)
             service = stack.enter_context(opened)
-        elif isinstance(config.reward, OwnReward):
+        elif config.reward.name == OWN:
             opened = open_own(config.reward, never_terminate=never, log=log)
             service = stack.enter_context(opened)
         inputs = load_inputs(config, run, service, Platform.of(mesh))
@@ -156,7 +156,6 @@ class QRag:
             pending = run.progress.pending if goes_on else ()
             if self.service is None:
                 return batches(PQN, goes_on)
-            assert isinstance(config.reward, DeferredReward)
             program, base = two_towers.make_play_step(self.towers), self._base
             return Deferred(
                 self.mesh,

@@ -13,8 +13,8 @@ from qrag_jax.data import sources as data_sources
 from qrag_jax.data.loading import SETTINGS, DataConfig
 from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import Count, InputError, Natural, one_of, some_of, within
-from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, FactReward
-from qrag_jax.feedback.rewards import METRICS, OWN, DeferredReward, ModelReward, OwnReward
+from qrag_jax.feedback.facts import GROUND_TRUTH
+from qrag_jax.feedback.rewards import DEFERRED, METRICS, OWN, RewardConfig, reward_name
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import LlmConfig
@@ -23,8 +23,7 @@ from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.policies.soft_q import LEAST_BLOCK, SoftQConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime import saved_config
-from qrag_jax.runtime.bounded_json import SECTION
-from qrag_jax.runtime.config_fields import check_value, fields_of, internal
+from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.runtime.retriever_config import BEAM_SCORES, NO_POSITIONS, Search
 from qrag_jax.runtime.run import Run
@@ -32,12 +31,6 @@ from qrag_jax.systems.config import SystemConfig, load_config, refuse
 
 UNTIL_FOUND = "return_until_found"
 BEST_BY = ("return", UNTIL_FOUND)  # scores that choose the best checkpoint
-ALIASES = {"gt": GROUND_TRUTH}  # other names for values of config.reward.name
-KINDS: dict[str, type[FactReward]] = {
-    **dict.fromkeys((GROUND_TRUTH, ANSWER_IN_CHUNK), FactReward),
-    **dict.fromkeys(METRICS, ModelReward),
-    OWN: OwnReward,
-}
 IMITATE, PQN = STAGES = ("imitate", "pqn")  # in this order
 
 
@@ -68,19 +61,6 @@ class EvalConfig:
             )
 
 
-@dataclasses.dataclass(frozen=True)
-class RewardSection(OwnReward, ModelReward):
-    """All fields of section `reward`; those of the reward's kind are read."""
-
-    @classmethod
-    def read(cls, given: Mapping[str, Any], place: str) -> FactReward:
-        """The settings of the reward's kind; see `config_fields.fill`."""
-        kind = _reward_kind(name := _name_of(given))
-        unread = {each.name for each in fields_of(cls)} - {each.name for each in fields_of(kind)}
-        fields = {field: value for field, value in given.items() if field not in unread}
-        return check_value(kind, fields | {"name": name}, place)
-
-
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class QRagConfig(SystemConfig):
     NAME: ClassVar[str] = "q_rag"
@@ -96,7 +76,7 @@ class QRagConfig(SystemConfig):
     data: DataConfig
     env: ChunksConfig
     policy: SoftQConfig
-    reward: FactReward = dataclasses.field(metadata={SECTION: RewardSection})
+    reward: RewardConfig
     pqn: PQNConfig
     imitate: ImitateConfig | None  # None if it is none of the stages
     eval: EvalConfig
@@ -110,7 +90,7 @@ class QRagConfig(SystemConfig):
         steps = self.train.steps if PQN in self.stages else 0
         imitate = self.imitate if IMITATE in self.stages else None
         imitated = imitate.steps if imitate else 0
-        by_model = isinstance(self.reward, ModelReward) and not scoring
+        by_model = self.reward.name in METRICS and not scoring
         asks = f"config.reward.name {self.reward.name}"
         llm = self.llm.asked(asks) if by_model and self.llm else None
         shared = "imitate.shared_by" if imitate and imitate.shared_by > 1 else ""
@@ -139,18 +119,19 @@ class QRagConfig(SystemConfig):
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
         # BabiLong and needles make their own documents.
         sources = {name.split(".")[2] for name in fields if name.startswith("data.sources.")}
-        kind = _reward_kind(_name_of(fields, "reward."))
-        by_model = kind is ModelReward
+        reward = reward_name(fields["reward.name"], fields["reward.path"])
+        by_model = reward in METRICS
         read = {
             "imitate": IMITATE in fields["stages"],
             "encoder.scratch": fields["encoder.path"] in ("", MINILM_OR_SCRATCH),
             "data.columns": data_sources.OWN in sources - SETTINGS.keys(),
+            **dict.fromkeys((f"reward.{name}" for name in DEFERRED), by_model or reward == OWN),
+            "reward.path": reward == OWN,
+            "reward.prompt": by_model,
             "llm": by_model,
             "llm.server": by_model and not fields["llm.url"],
         }
-        of_reward = {f"reward.{field.name}" for field in fields_of(kind)}
-        others = [name for name in fields if name.startswith("reward.") and name not in of_reward]
-        return [*(name for name, is_read in read.items() if not is_read), *others]
+        return [name for name, is_read in read.items() if not is_read]
 
     @classmethod
     def resume(cls, raw: ConfigDict, run: Run) -> None:
@@ -183,7 +164,7 @@ class QRagConfig(SystemConfig):
     @property
     def is_on_device(self) -> bool:
         """Whether rewards come from arrays, so that an update is one program."""
-        return not isinstance(self.reward, DeferredReward)
+        return not self.reward.is_deferred
 
     @property
     def rollout(self) -> RolloutConfig:
@@ -228,20 +209,6 @@ def fill_from_saved(config: ConfigDict, saved: ConfigDict) -> None:
         if config.encoder[name] == LEFT_OPEN[name]:
             config.encoder[name] = saved.encoder[name]
     config.env.max_steps = config.env.max_steps or saved.env.max_steps
-
-
-def _name_of(fields: Mapping[str, Any], prefix: str = "") -> str:
-    """The reward's name; a path alone says that it is a function of the user's own."""
-    name = fields[f"{prefix}name"]
-    name = ALIASES.get(name, name)
-    return OWN if name == GROUND_TRUTH and fields.get(f"{prefix}path") else name
-
-
-def _reward_kind(reward: str) -> type[FactReward]:
-    if reward not in KINDS:
-        known = ", ".join([*KINDS, *ALIASES])
-        raise InputError(f"config.reward.name is {reward!r}; use one of {known}.")
-    return KINDS[reward]
 
 
 CONFIG = QRagConfig

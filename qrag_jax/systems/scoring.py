@@ -23,6 +23,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from tqdm import tqdm
 
+from qrag_jax import systems
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.learners import placement
 from qrag_jax.learners.placement import encoder_key
@@ -174,6 +175,17 @@ def end_scoring(
     print("\n".join([*lines, *(f"note: {note}" for note in summary.get("notes", ()))]))
     print(f"logs and summary: {out}")
     return whole
+
+
+def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+    """Scores a run of a system without a scoring of its own, as its training does."""
+    if options.samples:
+        raise InputError(f"--samples is not for runs of {raw.system}; leave it out.")
+    opened = systems.saved_system(workdir, raw, options.checkpoint)
+    with opened as (system, state, step), StopSignal() as stop:
+        found = system.evaluate(state, step, stop)
+    summary = {"checkpoint": options.checkpoint, "step": step, "scores": found.scores}
+    return end_scoring(options.out or workdir / "eval", raw, summary, [found.line])
 
 
 class Way(NamedTuple):

@@ -16,10 +16,9 @@ from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.feedback.llm import Asking, model_rewards
 from qrag_jax.feedback.rewards import (
     Asked,
-    DeferredReward,
     EpisodeRewards,
-    OwnReward,
     Reward,
+    RewardConfig,
     Rewards,
     episode_rewards,
     open_own,
@@ -133,7 +132,7 @@ def test_only_failures_that_may_pass_are_asked_again(monkeypatch: pytest.MonkeyP
         return known if len(asked) == 1 else [1.0, 0.5]
 
     samples = [Sample(name, "Where?", ("A",), (), ("A",), "own") for name in "abcd"]
-    settings = DeferredReward(max_failure_share=0.25)
+    settings = RewardConfig(max_failure_share=0.25)
     rewards = Rewards(score, lambda sample, taken: sample.id, settings, print)
     found = rewards.wait(rewards.begin(samples, [[0]] * 4), StopSignal())
     rewards.close()
@@ -166,7 +165,7 @@ def endless(question, answers, taken, gold):
 
 
 def rewards_of(
-    settings: OwnReward, samples: list[Sample], taken: list[list[int]]
+    settings: RewardConfig, samples: list[Sample], taken: list[list[int]]
 ) -> tuple[list[Any], dict[str, float]]:
     lines: list[str] = []
     opened = open_own(settings, never_terminate=True, log=lines.append)
@@ -182,10 +181,10 @@ def test_a_users_function(tmp_path: Path) -> None:
     """Its number is the reward of the last step; failures are counted and never 0."""
     file = tmp_path / "mine.py"
     file.write_text(CODE)
-    settings = OwnReward(name="own", path=f"{file}:score", scale=2.0)
+    settings = RewardConfig(name="own", path=f"{file}:score", scale=2.0)
     result, _ = rewards_of(settings, [SAMPLE, OTHERS[0]], [[2, 0], [0, 3]])
     assert result == [EpisodeRewards((0.0, 1.5), 2), EpisodeRewards((0.0, 2.0), 2)]  # 3 is STOP
-    settings = OwnReward(name="own", path=f"{file}:score", max_failure_share=0.75)
+    settings = RewardConfig(name="own", path=f"{file}:score", max_failure_share=0.75)
     result, counts = rewards_of(settings, [SAMPLE, *OTHERS], [[1, 0], [], [2], [0]])
     causes = ("raised", "no_reward", "no_number")
     assert [(item.cause, name in item.message) for item, name in zip(result[:3], NAMES)] == [
@@ -195,7 +194,7 @@ def test_a_users_function(tmp_path: Path) -> None:
     assert counts == {f"reward/failures_{cause}": 1 for cause in causes}
     # Too many end the run, with an example; what is infinite is no number.
     with pytest.raises(FeedbackLost, match=r"s1.*config\.reward\.max_failure_share"):
-        rewards_of(OwnReward(name="own", path=f"{file}:endless"), [SAMPLE], [[0]])
+        rewards_of(RewardConfig(name="own", path=f"{file}:endless"), [SAMPLE], [[0]])
 
 
 # ---------------------------------------------------------------- a run's own server
@@ -226,7 +225,7 @@ def test_an_answer_longer_than_the_server_holds_is_refused(tmp_path: Path) -> No
 
 def test_a_wait_ends_when_the_server_is_lost_or_the_run_is_to_stop() -> None:
     lost = ""
-    waiting = Rewards(lambda every: [], Asking().of, DeferredReward(), print, lost=lambda: lost)
+    waiting = Rewards(lambda every: [], Asking().of, RewardConfig(), print, lost=lambda: lost)
     never, stop = Asked([], concurrent.futures.Future()), StopSignal()
     stop.requested = True
     with pytest.raises(Stopped):

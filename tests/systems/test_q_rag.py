@@ -80,7 +80,7 @@ def test_facts_end_no_episode_that_a_model_rewards(config: ml_collections.Config
     config.reward.completion_threshold = 0.0
     with pytest.raises(InputError, match="completion_threshold"):
         QRagConfig.of(config)
-    config.reward.name = "gt"  # which does not read the threshold
+    config.reward.update(name="gt", completion_threshold=None)
     assert QRagConfig.of(config).reward.name == "ground_truth"
 
 
