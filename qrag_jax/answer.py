@@ -56,7 +56,6 @@ PREFIX = "--llm."  # of the flags that give the model's settings
 
 # Asks a language model: one outcome per request, in their order; a failure raises no error.
 Submit = Callable[[Sequence[ChatRequest]], "Future[list[Outcome]]"]
-Read = Callable[[Outcome], Any]  # gives a row, or why there is none
 Gold = tuple[tuple[str, ...], str]  # right answers, and the question's type or ""
 
 
@@ -254,40 +253,40 @@ def answer(
     """All answers, those of the file `out` first, the others asked for; and the misses."""
     rows = logs.ANSWERS.read_partial(out)
     known = {row.id for row in rows}
-
-    def ask(question: Question) -> tuple[ChatRequest | Failure, Read]:
-        fitted = asking.fitted(question, generation)
-        if isinstance(fitted, Failure):
-            return fitted, lambda outcome: outcome
-
-        def read(outcome: Outcome) -> logs.AnswerRow | Failure:
-            answered = asking.read_answer(question, outcome, generation)
-            if isinstance(answered, Failure):
-                return answered
-            assert isinstance(outcome, Answer)
-            prediction, scores = answered
-            return logs.AnswerRow(
-                id=question.id,
-                question=question.question,
-                answers=list(question.gold),
-                prediction=prediction,
-                text=outcome.text,
-                em=scores.em,
-                f1=scores.f1,
-                rule=question.rule,
-                chunks=[index for index, _ in question.chunks],
-                cut_chunks=fitted.cut_chunks,
-                cut_characters=fitted.cut_characters,
-                version=outcome.version,
-                finish_reason=outcome.finish_reason,
-                hops=question.hops,
-                type=question.type,
-            )
-
-        return generation.request(fitted.messages, generation.reads_answer), read
-
     todo = [question for question in asked if question.id not in known]
-    new, misses = _ask(submit, todo, ask, logs.ANSWERS, out, batch=batch)
+    fitted = {question.id: asking.fitted(question, generation) for question in todo}
+
+    def request(question: Question) -> ChatRequest | Failure:
+        if isinstance(fit := fitted[question.id], Failure):
+            return fit
+        return generation.request(fit.messages, generation.reads_answer)
+
+    def read(question: Question, outcome: Outcome) -> logs.AnswerRow | Failure:
+        answered, fit = asking.read_answer(question, outcome, generation), fitted[question.id]
+        if isinstance(answered, Failure):
+            return answered
+        assert isinstance(outcome, Answer)
+        assert isinstance(fit, prompts.Fitted)
+        prediction, scores = answered
+        return logs.AnswerRow(
+            id=question.id,
+            question=question.question,
+            answers=list(question.gold),
+            prediction=prediction,
+            text=outcome.text,
+            em=scores.em,
+            f1=scores.f1,
+            rule=question.rule,
+            chunks=[index for index, _ in question.chunks],
+            cut_chunks=fit.cut_chunks,
+            cut_characters=fit.cut_characters,
+            version=outcome.version,
+            finish_reason=outcome.finish_reason,
+            hops=question.hops,
+            type=question.type,
+        )
+
+    new, misses = _ask(submit, todo, request, read, logs.ANSWERS, out, batch)
     return rows + new, misses
 
 
@@ -299,56 +298,54 @@ def judge(
     said = {(row.id, row.prediction): row.right for row in logs.VERDICTS.read_partial(out)}
     verdicts = {row.id: said[key] for row in rows if (key := (row.id, row.prediction)) in said}
 
-    def ask(row: logs.AnswerRow) -> tuple[ChatRequest, Read]:
-        def read(outcome: Outcome) -> logs.VerdictRow | Failure:
-            if isinstance(outcome, Failure):
-                return outcome
-            if isinstance(right := generation.verdict(outcome), Failure):
-                return right
-            return logs.VerdictRow(row.id, row.prediction, right, outcome.text, outcome.version)
-
+    def request(row: logs.AnswerRow) -> ChatRequest:
         golds = whole_answers(row.rule, row.answers)
-        return asking.judge_request(prompt, row.question, golds, row.prediction, generation), read
+        return asking.judge_request(prompt, row.question, golds, row.prediction, generation)
+
+    def read(row: logs.AnswerRow, outcome: Outcome) -> logs.VerdictRow | Failure:
+        if isinstance(outcome, Failure):
+            return outcome
+        if isinstance(right := generation.verdict(outcome), Failure):
+            return right
+        return logs.VerdictRow(row.id, row.prediction, right, outcome.text, outcome.version)
 
     todo = [row for row in rows if row.id not in verdicts]
-    new, misses = _ask(submit, todo, ask, logs.VERDICTS, out, batch=batch)
+    new, misses = _ask(submit, todo, request, read, logs.VERDICTS, out, batch)
     return verdicts | {each.id: each.right for each in new}, misses
 
 
 def _ask(
     submit: Submit,
     items: Sequence[Any],
-    ask: Callable[[Any], tuple[ChatRequest | Failure, Read]],
+    request: Callable[[Any], ChatRequest | Failure],
+    read: Callable[[Any, Outcome], Any],
     log: row_log.RowLog,
     out: Path,
-    *,
     batch: int,
 ) -> tuple[list[Any], list[logs.Miss]]:
     """The rows of the items, each batch of which is written as it comes; and what has none.
 
     A request that is a `Failure` is not sent. The client limits how many are in flight.
     """
-    rows, misses = list[Any](), list[logs.Miss]()
-    batches = list[tuple[list[Any], Future[list[Outcome]]]]()
+    rows, misses, batches = list[Any](), list[logs.Miss](), []
     try:
         for start in range(0, len(items), batch):
-            part = [(item, *ask(item)) for item in items[start : start + batch]]
-            sent = [request for _, request, _ in part if not isinstance(request, Failure)]
+            part = [(item, request(item)) for item in items[start : start + batch]]
+            sent = [asked for _, asked in part if not isinstance(asked, Failure)]
             batches.append((part, submit(sent)))
-        bar = tqdm(total=len(items), unit=" questions")
-        for part, future in batches:
-            replies, new = iter(future.result()), list[Any]()
-            for item, request, read in part:
-                row = read(request if isinstance(request, Failure) else next(replies))
-                if isinstance(row, Failure):
-                    why = row.cause, row.message, row.attempts
-                    misses.append(logs.Miss(item.id, *why, item.hops, item.type))
-                else:
-                    new.append(row)
-            log.append(out, new)
-            rows += new
-            bar.update(len(part))
-        bar.close()
+        with tqdm(total=len(items), unit=" questions") as bar:
+            for part, future in batches:
+                replies, new = iter(future.result()), list[Any]()
+                for item, asked in part:
+                    row = read(item, asked if isinstance(asked, Failure) else next(replies))
+                    if isinstance(row, Failure):
+                        why = row.cause, row.message, row.attempts
+                        misses.append(logs.Miss(item.id, *why, item.hops, item.type))
+                    else:
+                        new.append(row)
+                log.append(out, new)
+                rows += new
+                bar.update(len(part))
     finally:
         for _, future in batches:
             future.cancel()
