@@ -10,8 +10,7 @@ here: one search for the nearest passages. Without any of them the words are com
 
 FILE has one question a line, or is CSV, JSON lines or Parquet with a column "question" (or "query",
 "text") and, if there is one, "id" (or "_id"). Every hit is printed with its step, score, id, title
-and text; --out writes JSON lines with the question and all of its hits, or with an "error" in place
-of the hits if the question is no valid text.
+and text; --out writes JSON lines with the question and all of its hits.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ from qrag_jax.systems.search_flags import EXPORT, PLAIN, RUN, WORDS
 
 AT_ONCE = 256  # questions searched side by side
 SHOWN = 300  # characters of a text on the screen
-INVALID = "the question holds half of a surrogate pair"
 
 QUERIES = flags.DEFINE_string("queries", None, "File of questions; none: those given as words.")
 OUT = flags.DEFINE_string("out", None, "File of hits to write, JSON lines; none: they are printed.")
@@ -71,8 +69,9 @@ def _asked() -> list[Query]:
     if bool(QUESTIONS) == bool(QUERIES.value):
         raise InputError('give questions in quotes, such as "who wrote it?", or --queries=FILE.')
     if not QUERIES.value:
-        if not all(question.strip() for question in QUESTIONS):
-            raise InputError("a question is empty; ask something.")
+        for question in QUESTIONS:
+            if not question.strip() or well_formed(question) != question:
+                raise InputError(f"the question {question!r} is empty or no valid text; mend it.")
         return [Query("", question) for question in QUESTIONS]
     return read_query_list(Path(QUERIES.value).expanduser(), numbered=False)
 
@@ -136,30 +135,27 @@ def _in_one_step(
     return search, plain.encoder.title_separator if plain.encoder else TITLE_SEPARATOR
 
 
-def _answer(search: Search, asked: Sequence[Query]) -> Iterator[tuple[Query, list[Hit] | None]]:
-    """The hits of each question; None: it has half a surrogate pair, which no encoder reads."""
+def _answer(search: Search, asked: Sequence[Query]) -> Iterator[tuple[Query, list[Hit]]]:
     for start in range(0, len(asked), AT_ONCE):
         part = asked[start : start + AT_ONCE]
-        valid = [one.text for one in part if well_formed(one.text) == one.text]
-        hits = iter(search(valid) if valid else ())
-        yield from ((one, next(hits) if one.text in valid else None) for one in part)
+        yield from zip(part, search([one.text for one in part]), strict=True)
 
 
-def _lines(asked: Query, hits: Sequence[Hit] | None, separator: str) -> Iterator[str]:
+def _lines(asked: Query, hits: Sequence[Hit], separator: str) -> Iterator[str]:
     """What is shown of a question's hits."""
-    yield well_formed(asked.text)
+    yield asked.text
     if not hits:
-        yield f"  error: {INVALID}" if hits is None else "  nothing was found"
-    for hit in hits or ():
+        yield "  nothing was found"
+    for hit in hits:
         text = " ".join(passage_text(hit.title, hit.text, separator).split())
         text = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
         yield f"  {hit.step}  {hit.score:9.4f}  {hit.id}  {text}"
 
 
-def _record(asked: Query, hits: Sequence[Hit] | None) -> str:
-    row = {"id": asked.id} if asked.id else {}
-    found = {"error": INVALID} if hits is None else {"hits": [hit._asdict() for hit in hits]}
-    return json.dumps({**row, "question": asked.text, **found}, ensure_ascii=False) + "\n"
+def _record(asked: Query, hits: Sequence[Hit]) -> str:
+    row: dict[str, Any] = {"id": asked.id} if asked.id else {}
+    row |= {"question": asked.text, "hits": [hit._asdict() for hit in hits]}
+    return json.dumps(row, ensure_ascii=False) + "\n"
 
 
 def main() -> int:

@@ -343,17 +343,14 @@ def judged_row(where: str, row: Mapping[str, Any]) -> Query:
         )
 
 
-def _query(row: Mapping[str, Any], *names: str, encodes: bool = True) -> Query:
-    """A row as a query without judgements: the first of these fields, or else its PICO.
-
-    With `encodes`, UTF-8 must have its text.
-    """
+def _query(row: Mapping[str, Any], *names: str) -> Query:
+    """A row as a query without judgements: the first of these fields, or else its PICO."""
     name = next((row[key] for key in ("id", "_id") if row.get(key) is not None), None)
     field = next((name for name in (*names, "pico") if row.get(name) is not None), names[0])
     value = records.present(row, field)
     return Query(
         "" if name is None else records.identifier(name, "id"),
-        _pico(value) if field == "pico" else _line(value, field, encodes=encodes),
+        _pico(value) if field == "pico" else _line(value, field),
         until=_until(row.get("pub_date")),
         collection=records.get(row, TEXT, "collection", default=""),
     )
@@ -368,9 +365,8 @@ def _pico(pico: Any) -> str:
     return "; ".join(f"{PARTS[key]}: {text.rstrip(' .;')}" for key, text in parts.items())
 
 
-def _line(value: Any, field: str, *, encodes: bool = True) -> str:
-    if encodes:  # else half a surrogate pair is a question that finds nothing
-        records.checked(value, TEXT, field)
+def _line(value: Any, field: str) -> str:
+    records.checked(value, TEXT, field)
     if not isinstance(value, str) or not value.strip():
         raise BadRecord(f"field '{field}' has no word")
     return " ".join(value.split())
@@ -420,7 +416,7 @@ def read_query_list(path: Path, *, numbered: bool = True) -> list[Query]:
     seen = set[tuple[str, str]]()
     for where, row in _rows(path):
         with records.refused(where):
-            query = _query(row, *_ASKED, encodes=numbered)
+            query = _query(row, *_ASKED)
         if numbered:
             query = query._replace(id=query.id or where.rpartition(":")[2])
             if (query.collection, query.id) in seen:
