@@ -80,9 +80,7 @@ def main() -> int:
         return _of_log(Path(LOG.value))
     workdir, config = Path(flags.FLAGS.workdir), flags.FLAGS.config
     system = config.get("system")
-    for name, readers in READ_BY.items():
-        if system not in readers:
-            commandline.refuse_unread([name], f"runs of {' and '.join(readers)}")
+    commandline.refuse_unread(READ_BY, system, "runs of ")
     counts = _counts("samples", SAMPLES.value, least=0)
     options = ScoreOptions(
         checkpoint=flags.FLAGS.checkpoint,

@@ -47,10 +47,16 @@ from qrag_jax.systems import index_change, indexing, run_flags
 from qrag_jax.systems.saved_run import SavedRun
 
 OF_SETTINGS = ("dtype", "language", "skip_empty", "part", "workers")
-OF_QDRANT = ("qdrant", "collection", "qdrant_settings", "replace")
-OF_FAISS = ("faiss", "faiss_search")
-OF_BUILDING = ("corpus", "engine", "dtype", "language", *OF_FAISS, *OF_QDRANT)
-OF_ENCODER = ("chunk_prefix", "max_chunk_tokens", "pooling", "compute")
+# Flag → the engines that read it; flags of new indexes, and of encoders.
+READ_BY = {
+    **dict.fromkeys(("qdrant", "collection", "qdrant_settings", "replace"), (QDRANT,)),
+    **dict.fromkeys(("faiss", "faiss_search"), (FAISS,)),
+    "language": (BM25,),
+}
+OF_BUILDING = dict.fromkeys(("corpus", "engine", "dtype", *READ_BY), ("a new index",))
+OF_ENCODER = dict.fromkeys(
+    ("chunk_prefix", "max_chunk_tokens", "pooling", "compute"), ("--encoder",)
+)
 
 
 def define_flags(argv: Sequence[str]) -> None:
@@ -89,9 +95,7 @@ def _settings() -> indexing.IndexSettings:
     engine = values.engine
     if not values["engine"].present:
         engine = QDRANT if values.qdrant else FAISS if values.faiss else engine
-    for names, reader in ((OF_QDRANT, QDRANT), (OF_FAISS, FAISS), (("language",), BM25)):
-        if engine != reader:
-            commandline.refuse_unread(names, f"--engine={reader}")
+    commandline.refuse_unread(READ_BY, engine, "--engine=")
     place = {"url": values.qdrant, "collection": values.collection}
     qdrant = QdrantSettings.parse(values.qdrant_settings, **{k: v for k, v in place.items() if v})
     plain: Any = {name: values[name].value for name in OF_SETTINGS}
@@ -114,7 +118,7 @@ def _encoder(engine: str, out: Path, changes: bool) -> indexing.PassageEncoder |
     if bool(values.workdir) == bool(values.encoder) and (needed or values.workdir):
         raise InputError("give one of --workdir=RUN and --encoder=FOLDER, which embeds passages.")
     if not values.encoder:  # a run has its own, which --config.FIELD=VALUE changes
-        commandline.refuse_unread(OF_ENCODER, "--encoder")
+        commandline.refuse_unread(OF_ENCODER, "--workdir")
     if values.workdir:
         run = SavedRun.open(Path(flags.FLAGS.workdir), values.config, host_mesh)
         which = run.chosen(run_flags.given_checkpoint())
@@ -134,7 +138,7 @@ def main() -> int:
     files = (flags.FLAGS.corpus, flags.FLAGS.add, flags.FLAGS.remove)
     source, add, remove = (Path(file).expanduser() if file else None for file in files)
     if changes := bool(add or remove):
-        commandline.refuse_unread(OF_BUILDING, "an index that is built, not one that is changed")
+        commandline.refuse_unread(OF_BUILDING, "a change")
     with hosts.joined(flags.FLAGS.hosts), StopSignal() as stop:
         settings = _settings()
         with writing(out, "--index"):

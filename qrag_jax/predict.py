@@ -40,8 +40,8 @@ WRITERS = leret_config.NAME, deepretrieval_config.NAME
 SYSTEMS = rlvr_config.NAME, *WRITERS
 # Flag → the system that reads it.
 READ_BY = {
-    **dict.fromkeys(("sampled", "retriever"), rlvr_config.NAME),
-    **dict.fromkeys(("preferences", "iteration"), leret_config.NAME),
+    **dict.fromkeys(("sampled", "retriever"), (rlvr_config.NAME,)),
+    **dict.fromkeys(("preferences", "iteration"), (leret_config.NAME,)),
 }
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to ask, 0 for all.", lower_bound=0)
 SAMPLED = flags.DEFINE_integer(
@@ -148,9 +148,7 @@ def _config() -> tuple[Path | None, ConfigDict]:
             f"--config is an experiment of {system}; give one of {rlvr_config.NAME}, for example "
             f"--config={EXAMPLE}, or a run of {' or '.join(WRITERS)} by --workdir."
         )
-    for name, reader in READ_BY.items():
-        if system != reader:
-            commandline.refuse_unread([name], f"runs of {reader}")
+    commandline.refuse_unread(READ_BY, system, "runs of ")
     config = config.copy_and_resolve_references()
     config.eval.samples = SAMPLES.value
     if "part" in config.eval:

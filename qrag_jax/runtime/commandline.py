@@ -10,7 +10,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn, TextIO
 
 from absl import app, flags, logging
@@ -154,11 +154,14 @@ def sentence(error: Exception, argv: Sequence[str]) -> str:
     return last.removeprefix("ValueError: ")
 
 
-def refuse_unread(names: Iterable[str], reader: str) -> None:
-    """Refuses flags of the command line that only `reader` reads, which is not asked for."""
-    for name in names:
-        if flags.FLAGS[name].present:
-            raise InputError(f"--{name} is for {reader}; leave it out.")
+def refuse_unread(read_by: Mapping[str, Sequence[str]], asked: str, what: str = "") -> None:
+    """Refuses flags of the command line that only others than what is asked for read.
+
+    `read_by`: flag → its readers; `what`: stands before these in the message.
+    """
+    for name, readers in read_by.items():
+        if flags.FLAGS[name].present and asked not in readers:
+            raise InputError(f"--{name} is for {what}{' or '.join(readers)}; leave it out.")
 
 
 def _leave(sentence: str) -> NoReturn:

@@ -30,7 +30,7 @@ CHUNK_PREFIX = flags.DEFINE_string("chunk_prefix", "", "With --encoder: as in qr
 TOKENS = flags.DEFINE_integer("max_chunk_tokens", 0, "With --encoder: as in index.", lower_bound=0)
 POOLING = flags.DEFINE_string("pooling", "", "With --encoder: as in qrag index.")
 
-RUN, EXPORT, PLAIN, WORDS = KINDS = ("workdir", "retriever", "encoder", "")
+RUN, EXPORT, PLAIN, WORDS = KINDS = ("--workdir", "--retriever", "--encoder", "words alone")
 # Flag → the searches that read it.
 READ_BY: Mapping[str, tuple[str, ...]] = {
     "checkpoint": (RUN,),
@@ -41,14 +41,11 @@ READ_BY: Mapping[str, tuple[str, ...]] = {
 
 def kind(further: Mapping[str, tuple[str, ...]] | None = None) -> str:
     """Which of `KINDS` searches."""
-    given = [name for name in KINDS if name and flags.FLAGS[name].value]
+    given = [name for name in KINDS[:-1] if flags.FLAGS[name.removeprefix("--")].value]
     if len(given) > 1:
-        raise InputError(f"give one of --{' and --'.join(given)}.")
+        raise InputError(f"give one of {' and '.join(given)}.")
     (chosen,) = given or [WORDS]
-    for name, readers in {**READ_BY, **(further or {})}.items():
-        if chosen not in readers:
-            names = [f"--{reader}" if reader else "words alone" for reader in readers]
-            commandline.refuse_unread([name], f"a search with {' or '.join(names)}")
+    commandline.refuse_unread({**READ_BY, **(further or {})}, chosen, "a search with ")
     return chosen
 
 
