@@ -215,7 +215,7 @@ def towers_of(setting: Setting) -> Towers:
     both = saved_run.towers(run.loaded, run.config)
     for tower in both:
         saved_run.write_tower(run.loaded, tower, run.untrained(), export / tower.name)
-    saved_run.retriever_config(run, export, None).write(export)
+    saved_run.retriever_config(run, run.untrained(), export, None).write(export)
     index_corpus(corpus, folder / "index", _encoder(setting, export))
     return Towers(export, folder / "index", corpus, texts)
 

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import bounded_json
 from qrag_jax.runtime.retriever_config import EXPORT, RetrieverConfig
 
 if TYPE_CHECKING:
@@ -146,24 +145,6 @@ def tower_digest(tensors: Mapping[str, Any], **about: Any) -> str:
         digest.update(f"{name} {array.shape}".encode())
         digest.update(array.data)
     return digest.hexdigest()[:32]
-
-
-def exported_digest(folder: Path, config: RetrieverConfig, form: RowForm) -> str:
-    """The digest of the tower of chunks of an exported folder."""
-    from safetensors.numpy import load_file
-
-    tower, at = config.chunk, folder / config.chunk.folder
-    pooling = bounded_json.load(at / "1_Pooling" / "config.json")
-    return tower_digest(
-        {name: array for file in tower.weights for name, array in load_file(at / file).items()},
-        row_tokens=tower.max_tokens,
-        opening=form.chunk_opening,
-        end=config.separator_id,
-        pooling=[flag for flag, on in pooling.items() if flag.startswith("pooling_mode") and on],
-        normalise=(at / "2_Normalize").is_dir(),
-        scale=tower.scale,
-        title_separator=config.title_separator,
-    )
 
 
 # ---------------------------------------------------------------------- what computes them

@@ -26,8 +26,8 @@ from qrag_jax.runtime.whole_files import reading, sha256, write_whole
 
 NAME = "retriever.json"
 TITLE_SEPARATOR = " "  # between a title and a text, unless a run's data have another one
-FORMAT = 1  # of the file; grows when a field is added or means something else
-# What format 1 knows. A test compares these names with those of the trainer.
+FORMAT = 2  # of the file; grows when a field is added or means something else
+# What this format knows. A test compares these names with those of the trainer.
 NO_POSITIONS = "none"  # no chunk is rotated
 POSITIONS = (NO_POSITIONS, "absolute", "random", "random_published", "relative")
 POLICY, SUM, LAST = BEAM_SCORES = ("policy", "sum", "last")
@@ -133,6 +133,7 @@ class RetrieverConfig:
     base_model: Text  # hub name, or last part of the path; "": an encoder from scratch
     state: Tower
     chunk: Tower
+    digest: Filled  # of the tower of chunks and its rows; an index that it embedded has the same
     title_separator: _Separator  # between a passage's title and its text (see `passage_text`)
     separator: _Separator  # the token between the parts of a state, as it is written in texts
     separator_id: Natural  # in both tokenizers

@@ -361,15 +361,7 @@ def _max_steps(given: int, splits: Mapping[str, LoadedSamples]) -> int:
 
     Sources that make their documents are not counted: their configs give T.
     """
-    facts = {
-        split: [
-            len(sample.support)
-            for samples in loaded.by_source.values()
-            if not isinstance(samples, LazySamples)
-            for sample in samples
-        ]
-        for split, loaded in splits.items()
-    }
+    facts = {split: [len(sample.support) for sample in _read(s)] for split, s in splits.items()}
     most = max(facts["training"], default=0)
     steps = given or most or ChunksConfig.max_steps
     if not given:
@@ -404,22 +396,23 @@ def with_labels(config: QRagConfig, train: LoadedSamples, dev: LoadedSamples) ->
         for loaded in (train, dev):
             other = f"use config.reward.name={ANSWER_IN_CHUNK} or a language model's reward"
             _check_facts(loaded, f"config.reward.name is {GROUND_TRUTH}", other)
-    return Labelled(train, dev.all, range(len(dev.all)), not any(_without_facts(train).values()))
+    has_facts = all(sample.support for sample in _read(train))
+    return Labelled(train, dev.all, range(len(dev.all)), has_facts)
 
 
 def _check_facts(loaded: LoadedSamples, field: str, other: str) -> None:
-    for name, ids in _without_facts(loaded).items():
-        if ids:
-            raise InputError(
-                f"{field}, which needs supporting facts, and {len(ids)} questions of {name}, such "
-                f"as {ids[0]}, name none (field 'support'); give them, or {other}."
-            )
+    if without := [sample for sample in _read(loaded) if not sample.support]:
+        raise InputError(
+            f"{field}, which needs supporting facts, and {len(without)} questions, such as "
+            f"{without[0].id} of {without[0].source}, name none (field 'support'); give them, or "
+            f"{other}."
+        )
 
 
-def _without_facts(loaded: LoadedSamples) -> dict[str, list[str]]:
-    """The ids of each source's questions without supporting facts; made documents have them."""
-    listed = {n: s for n, s in loaded.by_source.items() if not isinstance(s, LazySamples)}
-    return {name: [s.id for s in samples if not s.support] for name, samples in listed.items()}
+def _read(loaded: LoadedSamples) -> Iterator[Sample]:
+    """All samples but those of sources that make their documents, which have facts."""
+    for samples in loaded.by_source.values():
+        yield from () if isinstance(samples, LazySamples) else samples
 
 
 def _by_answers(train: LoadedSamples, dev: LoadedSamples) -> Labelled:

@@ -13,7 +13,6 @@ This module needs no jax; `Retriever.load` imports what the backend needs.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 import json
 import threading
@@ -59,7 +58,6 @@ class Endpoints:
 class Backend(NamedTuple):
     config: RetrieverConfig
     encoders: towers.Towers
-    digest: Callable[[], str]  # of the tower of chunks, see `towers.tower_digest`
     passages: Callable[[], PassageEncoder]  # embeds the passages of an index
 
 
@@ -115,8 +113,7 @@ def of_export(folder: Path, settings: LoadSettings) -> Backend:
         else:
             how = tokenizer.pad_id, settings.device
             computed = (towers.TorchTower(folder / tower.folder, *how) for tower in both)
-    digest = functools.cache(lambda: towers.exported_digest(folder, config, form))
-    return Backend(config, towers.Towers(tokenizer, form, *computed), digest, passages)
+    return Backend(config, towers.Towers(tokenizer, form, *computed), passages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -188,7 +185,6 @@ class Retriever:
         Of a run, the weights are those of the tower of chunks.
         """
         about = {"config": dataclasses.asdict(self.config), "per_step": self.rules.per_step}
-        about["chunk_tower"] = self._backend.digest()
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
     def index(
@@ -215,7 +211,7 @@ class Retriever:
         )
         index = IndexAt(Path(folder).expanduser(), engine, url)
         index = index.settled((first, QDRANT, FAISS, last), otherwise)
-        if index.encoder.partition(towers.TOWER_END)[0] != self._backend.digest():
+        if index.encoder.partition(towers.TOWER_END)[0] != self.config.digest:
             raise InputError(
                 f"{index.folder} was embedded by another tower of chunks than that of "
                 f"{self.deployment.folder}, or by settings of its own; give the retriever that "

@@ -186,7 +186,7 @@ def export(run: SavedRun, which: str, out: Path) -> None:
                 adapters = on_host(params.adapters, tower.number)
                 folder, sizes = building / f"{ADAPTER}-{tower.name}", run.config.encoder.lora
                 write_adapters(folder, run.loaded.table, sizes, adapters)
-        about = retriever_config(run, building, threshold)
+        about = retriever_config(run, params, building, threshold)
         text = card(run, about, which, step)
         for folder in (building, *building.iterdir()):
             (folder / CARD).write_text(text, encoding="utf-8")
@@ -206,17 +206,12 @@ def of_run(workdir: Path, checkpoint: str = "", dtype: str = "") -> Backend:
     params, step = run.trained(which)
     threshold = stop_threshold(run, f"{which}-{step}", params)
     # There are no files yet: the weights are those of the checkpoint.
-    config = retriever_config(run, workdir / "not exported", threshold)
+    config = retriever_config(run, params, workdir / "not exported", threshold)
     state, chunk = towers(run.loaded, run.config)
     form = form_of(config, state.opening, chunk.opening)
     both = mesh_towers(run.mesh, run.shardings, [run.loaded.encoder] * 2, params, form)
-    passages = PassageEncoder.of_run(run, params)
-    return Backend(
-        config,
-        Towers(run.loaded.tokenizer, form, *both),
-        functools.cache(lambda: passages.digest().partition(TOWER_END)[0]),
-        lambda: passages,
-    )
+    encoders = Towers(run.loaded.tokenizer, form, *both)
+    return Backend(config, encoders, lambda: PassageEncoder.of_run(run, params))
 
 
 def exported_towers(
@@ -265,7 +260,9 @@ def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float
     return report["threshold"]
 
 
-def retriever_config(run: SavedRun, folder: Path, threshold: float | None) -> RetrieverConfig:
+def retriever_config(
+    run: SavedRun, params: Params | Adapted, folder: Path, threshold: float | None
+) -> RetrieverConfig:
     """What `retriever.json` says about towers exported to `folder`; see `stop_threshold`."""
     config, encoder, tokenizer = run.config, run.loaded.encoder, run.loaded.tokenizer
     state, chunk = (
@@ -289,6 +286,7 @@ def retriever_config(run: SavedRun, folder: Path, threshold: float | None) -> Re
         base_model=without_folders(origin(config.encoder.path, run.workdir)),
         state=state,
         chunk=chunk,
+        digest=PassageEncoder.of_run(run, params).digest().partition(TOWER_END)[0],
         title_separator=config.data.passage_separator,
         separator=sentence_transformers.token_name(tokenizer, tokenizer.sep_id),
         separator_id=tokenizer.sep_id,

@@ -27,9 +27,9 @@ def fields() -> dict[str, Any]:
         for name, content in BYTES.items()
     }
     return {
-        **{"format": 1, "library_version": "0.1.0", "base_model": "facebook/contriever"},
+        **{"format": 2, "library_version": "0.1.0", "base_model": "facebook/contriever"},
         **towers,
-        **{"title_separator": " ", "separator": "[SEP]", "separator_id": 3},
+        **{"title_separator": " ", "separator": "[SEP]", "separator_id": 3, "digest": "ab"},
         **{"max_question_tokens": 9, "max_chunk_tokens_in_state": 12, "sort_by_index": False},
         "positions": {
             **{"kind": "relative", "theta": 10000.0, "step": 20, "span": 18},
@@ -71,7 +71,7 @@ def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 WRONG: list[tuple[str, Any]] = [
-    *(("format", 2), ("search.beam", ...), ("search.beams", 3), ("separator_id", 2**70)),
+    *(("format", 1), ("search.beam", ...), ("search.beams", 3), ("separator_id", 2**70)),
     *(("chunk.prefix", "\ud800"), ("state.folder", "../state"), ("chunk.folder", "state")),
     *(("chunk.width", 4), ("state.weights", {"../x": "0" * 64}), ("positions.kind", "round")),
     *(("state.weights", {"x": "0" * 63}), ("search.stop_threshold", float("inf"))),
