@@ -106,7 +106,7 @@ class Bandit:  # a `systems.System`
     data: dict[str, str] = {"records": "tiny_own"}  # noqa: RUF012
     provenance: dict[str, Any] = {}  # noqa: RUF012
     line = f"a bandit of {len(FEATURES)} features"
-    log_text = LogText(lambda rows: [f"question {row}" for row in rows], {"reward": ".3f"}, "")
+    log_text = LogText(lambda rows: [f"question {row}" for row in rows], {"reward": ".3f"})
 
     def __init__(self, config: ConfigDict) -> None:
         self.train, self._config = fill(TrainConfig, config.train, "train"), config

@@ -48,7 +48,6 @@ class LogText:
 
     names: Callable[[Sequence[int]], list[str]]  # the ids of questions from their numbers
     shown: Mapping[str, str]  # metrics shown next to the progress bar, name → format
-    advice: str  # what the user can change if no step is finite; part of an error message
 
 
 class StepLog(contextlib.AbstractContextManager):
@@ -200,8 +199,8 @@ class StepLog(contextlib.AbstractContextManager):
         return NotFinite(
             f"the loss or its gradient was not finite in {in_a_row} steps in a row, the last of "
             f"them step {step} (questions {questions}); {kept}, the checkpoints hold finite "
-            f"numbers alone: begin again in another --workdir with {self._text.advice}without "
-            "such questions (--config.train.max_skipped_steps=0 never stops)."
+            "numbers alone: begin again in another --workdir with a lower learning rate, in "
+            "float32 or without such questions (--config.train.max_skipped_steps=0 never stops)."
         )
 
     def _tell_start(self, step: int) -> None:

@@ -133,8 +133,6 @@ class Harr:
         self.log_text = LogText(
             lambda numbers: [inputs.train[number].id for number in numbers],
             {"loss": ".3f", "return": ".2f"},
-            "a lower --config.optimizer.learning_rate (it is "
-            f"{config.optimizer.learning_rate:g}), or ",
         )
         loaded, encoder = inputs.encoder, inputs.encoder.encoder
         longest = min(config.state.max_tokens, encoder.max_positions)

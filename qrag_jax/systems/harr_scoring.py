@@ -19,9 +19,9 @@ from qrag_jax.evaluators.agents import agent_row
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.learners import placement
 from qrag_jax.learners.placement import encoder_key
-from qrag_jax.metrics.bootstrap import named, paired_interval, score_table
+from qrag_jax.metrics.bootstrap import gains, score_table
 from qrag_jax.metrics.rows import AGENTS, AgentRow
-from qrag_jax.metrics.summaries import agent_summary, pass_at
+from qrag_jax.metrics.summaries import agent_columns, agent_summary, pass_at
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems import scoring
 from qrag_jax.systems.harr import Harr, load_inputs, open_models
@@ -108,14 +108,9 @@ def agent_way(
 
 def _gains(rows: Sequence[AgentRow], others: Sequence[AgentRow]) -> dict[str, Any]:
     """Paired differences over the questions that failed in neither."""
-    both = [(a, b) for a, b in zip(rows, others, strict=True) if not a.failed and not b.failed]
-    gains = {}
-    for name in ("em", "f1", "recall"):
-        pairs = [(getattr(a, name), getattr(b, name)) for a, b in both]
-        pairs = [(a, b) for a, b in pairs if a is not None and b is not None]
-        if pairs:
-            gains[name] = named(paired_interval(*np.transpose(pairs)))
-    return gains
+    both = [pair for pair in zip(rows, others, strict=True) if not any(row.failed for row in pair)]
+    ours, theirs = (agent_columns([pair[side] for pair in both]) for side in (0, 1))
+    return gains({name: ours[name] for name in ("em", "f1", "recall")}, theirs)
 
 
 def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
@@ -131,8 +126,8 @@ def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
 def _table(summary: Mapping[str, Any]) -> list[str]:
     columns, losses = ("em", "f1", "recall", "hops"), ("broken", "failed")
     counts = {each: f"{{{each}}} of {{questions}}" for each in losses}
-    gains = ((f"gain over {name}", gain) for name, gain in summary["gains"].items())
-    text = score_table(summary["scores"].items(), columns, counts, gains)
+    over = ((f"gain over {name}", gain) for name, gain in summary["gains"].items())
+    text = score_table(summary["scores"].items(), columns, counts, over)
     if "pass@k" in summary:
         passes = ", ".join(f"{k}: {value:.3f}" for k, value in summary["pass@k"].items())
         text.append(f"pass@k of drawn passages: {passes}")

@@ -362,10 +362,6 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {"failed_tries": float(counts.failed)}
 
-    @property
-    def _advice(self) -> str:
-        return "a lower learning_rate of the stage (config.script, sft or preference), or "
-
 
 class LessonExperience(Experience):
     """See `rollouts.experience.Experience`.

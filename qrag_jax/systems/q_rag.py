@@ -43,6 +43,7 @@ from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import LogText
 from qrag_jax.systems import q_rag_config
+from qrag_jax.systems.config import some_of
 from qrag_jax.systems.q_rag_config import IMITATE, PQN, UNTIL_FOUND, QRagConfig
 
 
@@ -115,14 +116,8 @@ class QRag:
             f"{len(self.inputs.dev_indices)} scored every {train.eval_every} steps; "
             f"{', then '.join(stages)} on {self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
         )
-        dtype, rate = config.encoder.dtype, config.optimizer.learning_rate
-        advice = f"a lower --config.optimizer.learning_rate (it is {rate:g}), "
-        if dtype != "float32":
-            advice += f"with --config.encoder.dtype=float32 (it is {dtype}), "
         shown = {"loss": ".3f", "fact_em" if self.inputs.has_facts else "return": ".2f"}
-        self.log_text = LogText(
-            lambda numbers: [samples[n].id for n in numbers], shown, advice + "or "
-        )
+        self.log_text = LogText(lambda numbers: [samples[n].id for n in numbers], shown)
 
     def first_state(self) -> TrainState:
         loaded = self.inputs.encoder
@@ -349,8 +344,7 @@ def load_inputs(
     dev_store = config.data.tokenised(played, encoder.tokenizer)
     shape = EpisodeShape.holding([*stores.values(), dev_store])
     check_fit(config.rollout, encoder.encoder, shape, stores)
-    order = np.random.default_rng(config.eval.seed).permutation(len(scored))
-    indices = sorted(scored[n] for n in order[: config.eval.samples or len(scored)].tolist())
+    indices = some_of(scored, config.eval.samples, config.eval.seed)
     return Inputs(
         encoder, stores, dev.all, dev_store, train.all, indices, shape, steps, has_facts=has_facts
     )

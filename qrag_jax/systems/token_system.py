@@ -210,7 +210,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         self.data, self.provenance = self.inputs.data, dict[str, Any]()
         self.counts = Counts()  # of what was played on this host
         self._call = Calls(self.mesh, log)
-        self.log_text = LogText(self._names, self.SHOWN, self._advice)
+        self.log_text = LogText(self._names, self.SHOWN)
         self._step: int | None = None  # of the next update
         self._imitation = getattr(self.config, self.config.IMITATION)
         stages = (f"{plan.steps} steps of {plan.kind}" for plan in self.config.plan)
@@ -508,11 +508,6 @@ class TokenSystem(abc.ABC, Generic[Config]):
 
     def _imitates(self, stage: Stage) -> bool:
         return stage.plan.kind == self.config.IMITATION
-
-    @property
-    def _advice(self) -> str:
-        rate = self.config.optimizer.learning_rate
-        return f"a lower --config.optimizer.learning_rate (it is {rate:g}), or "
 
 
 def starts_of(tasks: Sequence[Any], keys: np.ndarray) -> list[token_episodes.Start]:
