@@ -199,8 +199,9 @@ class StepLog(contextlib.AbstractContextManager):
         return NotFinite(
             f"the loss or its gradient was not finite in {in_a_row} steps in a row, the last of "
             f"them step {step} (questions {questions}); {kept}, the checkpoints hold finite "
-            "numbers alone: begin again in another --workdir with a lower learning rate, in "
-            "float32 or without such questions (--config.train.max_skipped_steps=0 never stops)."
+            "numbers alone: begin again in another --workdir with a lower learning rate "
+            "(--config.optimizer.learning_rate or the stage's), in float32 or without such "
+            "questions (--config.train.max_skipped_steps=0 never stops)."
         )
 
     def _tell_start(self, step: int) -> None:
