@@ -198,24 +198,25 @@ def test_towers_keep_their_vectors(
     )
     params = two_towers(loaded)
     separator = loaded.tokenizer.backend.id_to_token(loaded.encoder.sep_id)
-    state, chunk = saved_run.towers(loaded, config)
-    for tower, parts in (
-        (state, [["the moth"], ["the moth", "a b"], ["b", "a", "a"]]),
+    encoder, form = loaded.encoder, saved_run.row_form(loaded.encoder, config)
+    for name, opening, parts in (
+        ("state", encoder.state_opening, [["the moth"], ["the moth", "a b"], ["b", "a", "a"]]),
         # A separator that a chunk's own text has is text.
-        (chunk, [["the moth"], ["b a"], ["a"], [""], [f"a {separator} b"]]),
+        ("chunk", encoder.chunk_opening, [["the moth"], ["b a"], [""], [f"a {separator} b"]]),
     ):
-        saved_run.write_tower(loaded, tower, params, tmp_path / tower.name)
-        expected = our_vectors(loaded, params, tower, parts)
-        found = model(tmp_path / tower.name).encode([separator.join(texts) for texts in parts])
+        number = saved_run.TOWERS[name]
+        saved_run.write_tower(loaded, name, form, params, tmp_path / name)
+        expected = our_vectors(loaded, params, number, opening, parts)
+        found = model(tmp_path / name).encode([separator.join(texts) for texts in parts])
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
         assert np.abs(expected).max() > 100 * TOLERANCE
         # Only a factor behind a norm is a module, and the loader applies none twice.
-        modules = (tmp_path / tower.name / "modules.json").read_text()
+        modules = (tmp_path / name / "modules.json").read_text()
         assert ("Dense" in modules) == settings["normalise"]
-        again = load_encoder(tmp_path / tower.name)
+        again = load_encoder(tmp_path / name)
         both = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), again.params)
-        back = our_vectors(again, both, tower, [parts[0]])
+        back = our_vectors(again, both, number, opening, [parts[0]])
         np.testing.assert_allclose(back, expected[:1], atol=TOLERANCE)
 
 
@@ -229,10 +230,12 @@ def test_adapters_are_merged(config: ml_collections.ConfigDict, tmp_path: Path) 
         lambda leaf: rng.standard_normal((2, *leaf.shape)).astype(np.float32) / 4, loaded.adapters
     )
     params = Adapted(loaded.params, trained)
-    for tower in saved_run.towers(loaded, config):
-        saved_run.write_tower(loaded, tower, params, tmp_path / tower.name)
-        found = model(tmp_path / tower.name).encode(["the moth", "b a"])
-        expected = our_vectors(loaded, params, tower, [["the moth"], ["b a"]])
+    encoder, form = loaded.encoder, saved_run.row_form(loaded.encoder, config)
+    for name, number in saved_run.TOWERS.items():
+        saved_run.write_tower(loaded, name, form, params, tmp_path / name)
+        found = model(tmp_path / name).encode(["the moth", "b a"])
+        opening = (encoder.state_opening, encoder.chunk_opening)[number]
+        expected = our_vectors(loaded, params, number, opening, [["the moth"], ["b a"]])
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
 
 
@@ -249,10 +252,10 @@ def test_a_tokenizer_that_reads_joined_parts_otherwise_is_refused(
         known = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(known | fields))
     loaded = load_encoder(folder)
-    state, chunk = saved_run.towers(loaded, config)
-    saved_run.write_tower(loaded, chunk, two_towers(loaded), tmp_path / "chunk")
+    both, form = two_towers(loaded), saved_run.row_form(loaded.encoder, config)
+    saved_run.write_tower(loaded, "chunk", form, both, tmp_path / "chunk")
     with pytest.raises(InputError, match=r"state: .*'Who wrote"):
-        saved_run.write_tower(loaded, state, two_towers(loaded), tmp_path / "state")
+        saved_run.write_tower(loaded, "state", form, both, tmp_path / "state")
 
 
 def test_transformers_and_peft_compute_what_was_trained(tmp_path: Path) -> None:

@@ -212,9 +212,9 @@ def towers_of(setting: Setting) -> Towers:
     shutil.copytree(model, folder / "run" / FOLDER)
     run, export = SavedRun.open(folder / "run", given), folder / "export"
     export.mkdir()
-    both = saved_run.towers(run.loaded, run.config)
-    for tower in both:
-        saved_run.write_tower(run.loaded, tower, run.untrained(), export / tower.name)
+    form = saved_run.row_form(run.loaded.encoder, run.config)
+    for name in saved_run.TOWERS:
+        saved_run.write_tower(run.loaded, name, form, run.untrained(), export / name)
     saved_run.retriever_config(run, run.untrained(), export, None).write(export)
     index_corpus(corpus, folder / "index", _encoder(setting, export))
     return Towers(export, folder / "index", corpus, texts)

@@ -100,19 +100,6 @@ class Towers:
 # ---------------------------------------------------------------------- exported folders
 
 
-def form_of(config: RetrieverConfig, state: tuple[int, ...], chunk: tuple[int, ...]) -> RowForm:
-    return RowForm(
-        state_opening=state,
-        chunk_opening=chunk,
-        sep_id=config.separator_id,
-        max_question_tokens=config.max_question_tokens,
-        max_chunk_tokens_in_state=config.max_chunk_tokens_in_state,
-        state_tokens=config.state.max_tokens,
-        chunk_tokens=config.chunk.max_tokens,
-        max_chunks=config.search.max_steps - 1,
-    )
-
-
 def read_rows(folder: Path, config: RetrieverConfig) -> tuple[TextTokenizer, RowForm]:
     """The tokenizer of an exported folder, and how rows are composed."""
     from qrag_jax.data.tokens import TextTokenizer  # searches of words need none
@@ -129,7 +116,15 @@ def read_rows(folder: Path, config: RetrieverConfig) -> tuple[TextTokenizer, Row
             )
         tokenizers.append(tokenizer)
         openings.append(tuple(ids[:-1]))
-    return tokenizers[0], form_of(config, *openings)
+    return tokenizers[0], RowForm(
+        *openings,
+        sep_id=config.separator_id,
+        max_question_tokens=config.max_question_tokens,
+        max_chunk_tokens_in_state=config.max_chunk_tokens_in_state,
+        state_tokens=config.state.max_tokens,
+        chunk_tokens=config.chunk.max_tokens,
+        max_chunks=config.search.max_steps - 1,
+    )
 
 
 def tower_digest(tensors: Mapping[str, Any], **about: Any) -> str:

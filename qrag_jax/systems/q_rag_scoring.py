@@ -24,7 +24,6 @@ from qrag_jax.data.sample import LazySamples, Sample, fingerprint
 from qrag_jax.data.sources import BABILONG, NIAH
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments import positions
-from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import episodes
 from qrag_jax.feedback.facts import GROUND_TRUTH, fact_feedback
@@ -34,7 +33,7 @@ from qrag_jax.metrics.bootstrap import columns_text
 from qrag_jax.metrics.rows import RETRIEVALS, Row, log_name
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.heads.embedding import Params
-from qrag_jax.retrieval.towers import RowForm, Towers
+from qrag_jax.retrieval.towers import Towers
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import CHUNK, Actor, check_fit
@@ -46,7 +45,13 @@ from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.runtime.whole_files import write_json
 from qrag_jax.systems import scoring
 from qrag_jax.systems.config import load_config, some_of
-from qrag_jax.systems.saved_run import SavedRun, mesh_towers, training_seconds, weights_digest
+from qrag_jax.systems.saved_run import (
+    SavedRun,
+    mesh_towers,
+    row_form,
+    training_seconds,
+    weights_digest,
+)
 
 _PART = 16  # batches written together
 Times = list[tuple[int, float]]  # numbers of questions, and the seconds that their play took
@@ -211,18 +216,15 @@ def beam_search(
 ) -> BeamSearch:
     """The beam search of a run, over documents of any length; `tokens`: of typical ones."""
     config, encoder, tokenizer = run.config, run.loaded.encoder, run.loaded.tokenizer
-    rollout = config.rollout
+    rollout, form = config.rollout, row_form(encoder, config)
     # The longest possible rows, not the longest of these samples: other documents follow.
-    in_state = rollout.max_chunk_tokens_in_state
-    longest = max(rollout.max_chunk_tokens - 2, in_state)
-    others = state_width(len(encoder.state_opening), 0, in_state, rollout.max_steps - 1)
-    kept = min(config.data.max_question_tokens, encoder.max_positions - others)
-    questions = max(kept, int(tokens.question_lengths.max()))
+    longest = max(form.chunk_tokens - 2, form.max_chunk_tokens_in_state)
+    questions = max(form.question_tokens, int(tokens.question_lengths.max()))
     actor = _actor(run, EpisodeShape(questions, longest, int(tokens.chunk_counts.max())), tokens)
     store = None
     if embeddings is not None:
         made_by = {
-            "row_tokens": rollout.max_chunk_tokens,
+            "row_tokens": form.chunk_tokens,
             "tokenizer": tokenizer.fingerprint(),
             "scale": encoder.scale,
             "pooling": [encoder.pooling, encoder.normalise],
@@ -230,16 +232,6 @@ def beam_search(
             "precision": list(map(str, encoder.module.precision)),
         }
         store = embeddings / encoder_key(encoder.tower(params, CHUNK), made_by)
-    form = RowForm(
-        encoder.state_opening,
-        encoder.chunk_opening,
-        encoder.sep_id,
-        max_question_tokens=questions,
-        max_chunk_tokens_in_state=in_state,
-        state_tokens=questions + others,
-        chunk_tokens=rollout.max_chunk_tokens,
-        max_chunks=rollout.max_steps - 1,
-    )
     blocks = actor.block_shapes.states, actor.block_shapes.chunks
     both = mesh_towers(run.mesh, run.shardings, [encoder] * 2, params, form, blocks=blocks)
     towers, size = Towers(tokenizer, form, *both), config.eval.batch_size

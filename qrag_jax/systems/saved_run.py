@@ -16,7 +16,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -39,7 +39,7 @@ from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.first_encoder import EncoderConfig, load_encoder, origin, prepare_encoder
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder, write_adapters
-from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers, form_of
+from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import retriever_config as retriever_file
@@ -136,34 +136,35 @@ def weights_digest(params: Params | Adapted) -> str:
 # ---------------------------------------------------------------- its towers as files
 
 
-class Tower(NamedTuple):
-    """One of the two encoders of a run, as it is written."""
-
-    name: str  # of its folder
-    number: int  # its index on axis 0 of the parameters
-    opening: tuple[int, ...]  # token ids that every row begins with
-    max_tokens: int  # length of the longest row
-    plain: bool  # whether a text is one part, not parts joined by the separator
+TOWERS = {"state": STATE, "chunk": CHUNK}  # name → number on axis 0 of the parameters
 
 
-def towers(loaded: LoadedEncoder, config: QRagConfig) -> tuple[Tower, Tower]:
-    encoder, data = loaded.encoder, config.data
-    parts = data.max_question_tokens, data.max_chunk_tokens_in_state, config.env.max_steps - 1
-    longest = state_width(len(encoder.state_opening), *parts)
-    of_state = min(longest, encoder.max_positions)
-    of_chunk = min(data.max_chunk_tokens, encoder.max_positions)
-    return (
-        Tower("state", STATE, encoder.state_opening, of_state, plain=False),
-        Tower("chunk", CHUNK, encoder.chunk_opening, of_chunk, plain=True),
+def row_form(encoder: TextEncoder, config: QRagConfig) -> RowForm:
+    """How the rows of both towers are composed, and how long they may be."""
+    data, chunks = config.data, config.env.max_steps - 1
+    parts = data.max_question_tokens, data.max_chunk_tokens_in_state
+    longest = state_width(len(encoder.state_opening), *parts, chunks)
+    return RowForm(
+        encoder.state_opening,
+        encoder.chunk_opening,
+        encoder.sep_id,
+        *parts,
+        state_tokens=min(longest, encoder.max_positions),
+        chunk_tokens=min(data.max_chunk_tokens, encoder.max_positions),
+        max_chunks=chunks,
     )
 
 
-def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, out: Path) -> None:
-    """Writes one tower as a folder that `SentenceTransformer(out)` reads; see `one_tower`."""
-    encoder, tokenizer, most = loaded.encoder, loaded.tokenizer, tower.max_tokens
+def write_tower(
+    loaded: LoadedEncoder, name: str, form: RowForm, params: Params | Adapted, out: Path
+) -> None:
+    """Writes one of `TOWERS` as a folder that `SentenceTransformer(out)` reads; see `one_tower`."""
+    encoder = loaded.encoder
+    opening, most = (getattr(form, f"{name}_{part}") for part in ("opening", "tokens"))
     out.mkdir()
+    plain = name == "chunk"  # a text is one part, not parts joined by the separator
     sentence_transformers.write_tokenizer(
-        out, tokenizer, tower.opening, max_tokens=most, plain=tower.plain
+        out, loaded.tokenizer, opening, max_tokens=most, plain=plain
     )
     outside, has_pooler = scale_outside(encoder), not loaded.trunk.config.PRE_NORM
     how: Any = {"pooling": encoder.pooling, "normalise": encoder.normalise, "scale": outside}
@@ -171,7 +172,7 @@ def write_tower(loaded: LoadedEncoder, tower: Tower, params: Params | Adapted, o
         out, width=encoder.width, max_tokens=most, pooler=has_pooler, **how
     )
     config = loaded.model_config | {sentence_transformers.VECTOR_SCALE: outside}
-    save_folder(loaded.table, one_tower(loaded, tower.number, params), config, out, out)
+    save_folder(loaded.table, one_tower(loaded, TOWERS[name], params), config, out, out)
 
 
 def export(run: SavedRun, which: str, out: Path) -> None:
@@ -180,11 +181,12 @@ def export(run: SavedRun, which: str, out: Path) -> None:
     params, step = run.trained(which)
     threshold = stop_threshold(run, f"{which}-{step}", params)
     with whole_folder(out) as building:
-        for tower in towers(run.loaded, run.config):
-            write_tower(run.loaded, tower, params, building / tower.name)
+        form = row_form(run.loaded.encoder, run.config)
+        for name, number in TOWERS.items():
+            write_tower(run.loaded, name, form, params, building / name)
             if isinstance(params, Adapted):
-                adapters = on_host(params.adapters, tower.number)
-                folder, sizes = building / f"{ADAPTER}-{tower.name}", run.config.encoder.lora
+                adapters = on_host(params.adapters, number)
+                folder, sizes = building / f"{ADAPTER}-{name}", run.config.encoder.lora
                 write_adapters(folder, run.loaded.table, sizes, adapters)
         about = retriever_config(run, params, building, threshold)
         text = card(run, about, which, step)
@@ -207,8 +209,7 @@ def of_run(workdir: Path, checkpoint: str = "", dtype: str = "") -> Backend:
     threshold = stop_threshold(run, f"{which}-{step}", params)
     # There are no files yet: the weights are those of the checkpoint.
     config = retriever_config(run, params, workdir / "not exported", threshold)
-    state, chunk = towers(run.loaded, run.config)
-    form = form_of(config, state.opening, chunk.opening)
+    form = row_form(run.loaded.encoder, run.config)
     both = mesh_towers(run.mesh, run.shardings, [run.loaded.encoder] * 2, params, form)
     encoders = Towers(run.loaded.tokenizer, form, *both)
     return Backend(config, encoders, lambda: PassageEncoder.of_run(run, params))
@@ -265,19 +266,19 @@ def retriever_config(
 ) -> RetrieverConfig:
     """What `retriever.json` says about towers exported to `folder`; see `stop_threshold`."""
     config, encoder, tokenizer = run.config, run.loaded.encoder, run.loaded.tokenizer
+    form = row_form(encoder, config)
     state, chunk = (
         retriever_file.Tower(
-            folder=tower.name,
-            prefix=getattr(config.encoder, f"{tower.name}_prefix"),
-            max_tokens=tower.max_tokens,
+            folder=name,
+            prefix=getattr(config.encoder, f"{name}_prefix"),
+            max_tokens=getattr(form, f"{name}_tokens"),
             width=encoder.width,
             scale=scale_outside(encoder),
             weights={
-                file.name: sha256(file)
-                for file in sorted((folder / tower.name).glob("*.safetensors"))
+                file.name: sha256(file) for file in sorted((folder / name).glob("*.safetensors"))
             },
         )
-        for tower in towers(run.loaded, config)
+        for name in TOWERS
     )
     return RetrieverConfig(
         format=retriever_file.FORMAT,

@@ -22,7 +22,6 @@ from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime import mesh as meshes
-from qrag_jax.systems.saved_run import Tower
 from tests.support.torch_encoder import model_options
 
 # Differences of a small gradient are relative to this share of the model's largest gradient. BERT's
@@ -112,22 +111,26 @@ def vectors_of(loaded: LoadedEncoder, texts: Sequence[str]) -> np.ndarray:
 
 
 def our_vectors(
-    loaded: LoadedEncoder, params: Any, tower: Tower, texts: Sequence[Sequence[str]]
+    loaded: LoadedEncoder,
+    params: Any,
+    number: int,
+    opening: Sequence[int],
+    texts: Sequence[Sequence[str]],
 ) -> np.ndarray:
     """Embeddings `[len(texts), D]` of rows that are joined from parts, as in training.
 
     Args:
         loaded: the encoder and its tokenizer.
         params: parameters of both towers, stacked on axis 0.
-        tower: the tower that embeds the rows.
+        number: of the tower that embeds the rows, which begin with `opening`.
         texts: the parts of each row.
     """
     encoder = loaded.encoder
     rows = []
     for parts in texts:
-        row = list(tower.opening)
+        row = list(opening)
         for ids in loaded.tokenizer.encode(list(parts)):
             row += [*ids, encoder.sep_id]
         rows.append(row)
-    own = encoder.tower(params, tower.number)
+    own = encoder.tower(params, number)
     return np.asarray(encoder.embed(own, *padded(rows, encoder.pad_id)))

@@ -36,7 +36,6 @@ from qrag_jax.systems.indexing import (
     index_corpus,
     own_prefix,
 )
-from qrag_jax.systems.saved_run import Tower
 from qrag_jax.systems.saved_run import write_tower as write_tower_of
 from tests.devices import mesh_of
 from tests.support.worlds import write_lines
@@ -288,8 +287,7 @@ def test_texts_are_read_as_sentence_transformers_reads_them(case: Any, tmp_path:
     plain = EncoderConfig(dtype="float32", scale=1.0)
     loaded, kept, exported = load_encoder(folder, plain), tmp_path / "kept", tmp_path / "chunk"
     save_encoder(loaded, folder, kept)
-    tower = Tower("chunk", CHUNK, encoder.encoder.chunk_opening, longest, plain=True)
-    write_tower_of(loaded, tower, encoder.params, exported)
+    write_tower_of(loaded, "chunk", encoder.form, encoder.params, exported)
     assert opened(kept, scale=1.0).digest() == encoder.digest()
     again = opened(exported)
     assert again.row_tokens == longest
