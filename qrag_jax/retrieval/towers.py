@@ -117,7 +117,8 @@ def read_rows(folder: Path, config: RetrieverConfig) -> tuple[TextTokenizer, Row
         tokenizers.append(tokenizer)
         openings.append(tuple(ids[:-1]))
     return tokenizers[0], RowForm(
-        *openings,
+        state_opening=openings[0],
+        chunk_opening=openings[1],
         sep_id=config.separator_id,
         max_question_tokens=config.max_question_tokens,
         max_chunk_tokens_in_state=config.max_chunk_tokens_in_state,
