@@ -266,10 +266,9 @@ def table(summary: dict[str, Any]) -> str:
     for other, found in summary["gains"].items():
         differences = [f"{name} {interval_text(gain, sign=True)}" for name, gain in found.items()]
         text.append(f"trained - {other.replace('_', ' ')}: {', '.join(differences)}")
-    speed = summary["episodes_per_second"]
     text.append(
         f"{summary['samples']} questions, {summary['checkpoint']} checkpoint of step "
-        f"{summary['step']}" + (f", {speed:.1f} episodes/s" if speed else "")
+        f"{summary['step']}"
     )
     if summary["best_is_untrained"]:
         text.append(

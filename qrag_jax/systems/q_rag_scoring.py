@@ -54,7 +54,6 @@ from qrag_jax.systems.saved_run import (
 )
 
 _PART = 16  # batches written together
-Times = list[tuple[int, float]]  # numbers of questions, and the seconds that their play took
 # Settings of the beam search: greedy play to the end does not depend on them.
 BEAM_FIELDS = ("eval.beam", "eval.beam_score", "eval.stop_threshold")
 
@@ -83,16 +82,14 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
     shown, name = evaluator.shown, Path(log_name(config.eval.seed)).stem
     out, asked = options.out or workdir / "eval", fingerprint(shown)
     trained, step = run.trained(options.checkpoint)
-    own, times = f"{options.checkpoint}-{step}", Times()
+    own = f"{options.checkpoint}-{step}"
 
-    def ways(label: str, params: Params | Adapted, times: Times) -> Iterator[scoring.Way]:
+    def ways(label: str, params: Params | Adapted) -> Iterator[scoring.Way]:
         """In several steps, and in one, whose rows the same play gives."""
         of_one_step: dict[int, list[Row]] = {}  # by the number of their first question
 
         def several(part: Sequence[Sample], first: int) -> list[Row]:
-            began = time.monotonic()
             rows, of_one_step[first] = evaluator.rows(params, slice(first, first + len(part)))
-            times.append((len(part), time.monotonic() - began))
             return rows
 
         def single(part: Sequence[Sample], first: int) -> list[Row]:
@@ -106,7 +103,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
 
     with StopSignal() as stop:
         how = {"stop": stop, "restart": options.restart}
-        four = *ways(facts.UNTRAINED, run.untrained(), []), *ways(own, trained, times)
+        four = *ways(facts.UNTRAINED, run.untrained()), *ways(own, trained)
         greedy = scoring.Questions(RETRIEVALS, shown, size=_PART * size)
         logs = [log for _, log in greedy.played(out, four, **how)[0]]
         names = itertools.product((facts.UNTRAINED, facts.TRAINED), ("multi", "single"))
@@ -114,7 +111,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
         if config.eval.searches:
             searcher = beam_search(run, trained, store)
             record = log_record(run, own, weights_digest(trained), asked, searched=True)
-            by_beam = _plays(run, searcher, [])
+            by_beam = _plays(run, searcher)
             planned = scoring.Way(f"{own}/planned_{name}", facts.PLANNED, by_beam, record)
             searched = scoring.Questions(RETRIEVALS, shown, size=size)
             ((_, log),) = searched.played(out, [planned], **how)[0]
@@ -123,7 +120,6 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
         "checkpoint": options.checkpoint,
         "step": step,
         "best_is_untrained": options.checkpoint == "best" and step == 0,
-        "episodes_per_second": _speed(times),
         **facts.compared(played, in_full=config.rollout.never_terminate),
         "samples": len(shown),
         "seconds": training_seconds(workdir),
@@ -138,11 +134,6 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
             )
         lines.append(f"returns are those of the supporting facts: {why}")
     return scoring.end_scoring(out, raw, summary, [*lines, f"retrieval log: {logs[2]}"])
-
-
-def _speed(times: Times) -> float | None:
-    """Questions per second; None: none was played."""
-    return sum(n for n, _ in times) / sum(seconds for _, seconds in times) if times else None
 
 
 def log_record(
@@ -173,7 +164,7 @@ def log_record(
     }
 
 
-def _plays(run: SavedRun, searcher: BeamSearch, times: Times) -> Callable[..., list[Row]]:
+def _plays(run: SavedRun, searcher: BeamSearch) -> Callable[..., list[Row]]:
     feedback = _feedback(run)
 
     def returns(sample: Sample, taken: Sequence[int]) -> float:
@@ -188,12 +179,11 @@ def _plays(run: SavedRun, searcher: BeamSearch, times: Times) -> Callable[..., l
         return float(discounted_return(rewards[0], run.config.pqn.gamma))
 
     def play(part: Sequence[Sample], first: int) -> list[Row]:
-        began, rows = time.monotonic(), list[Row]()
+        rows = list[Row]()
         for sample, path in searcher.play(part):
             # Without facts there is no return.
             ret = returns(sample, path.taken) if sample.support else None
             rows.append(episodes.make_row(sample, [*path.taken], [*path.q], ret))
-        times.append((len(part), time.monotonic() - began))
         return rows
 
     return play
@@ -294,11 +284,12 @@ def score_lengths(
         about = f"{len(made)} {fingerprint([made[0], made[-1]])} {digest} of {documents.fit}"
         record = log_record(run, label, weights, about, searched=True)
         before, memory = (searcher.table.embedded, searcher.table.seconds), PeakMemory()
-        times = Times()
-        way = scoring.Way("", f"{length} chunks", _plays(run, searcher, times), record)
+        way = scoring.Way("", f"{length} chunks", _plays(run, searcher), record)
         # A part is what is played side by side.
         asked = scoring.Questions(RETRIEVALS, documents.samples, size=searcher.room(length))
+        began, is_new = time.monotonic(), options.restart or not log.exists()
         asked.into(log, way, stop, restart=options.restart)
+        seconds = time.monotonic() - began
         rows = RETRIEVALS.read(log)
         at_shortest = at_shortest or {row.id: row.em or 0.0 for row in rows}
         known = [at_shortest[row.id] for row in rows if row.id in at_shortest]
@@ -318,8 +309,8 @@ def score_lengths(
                 "precision_until_found": cut_means["fact_precision"],
                 "embedded": searcher.table.embedded - before[0],
                 "embed_seconds": searcher.table.seconds - before[1],
-                "seconds_per_episode": 1 / speed if (speed := _speed(times)) else None,
-                "peak_memory_mib": memory.mebibytes() if times else None,
+                "seconds_per_episode": seconds / len(rows) if is_new else None,
+                "peak_memory_mib": memory.mebibytes() if is_new else None,
                 "intervals": scores,
                 "until_found": cut_means | {"intervals": cut_scores},
             }
