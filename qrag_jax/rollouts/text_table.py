@@ -9,7 +9,6 @@ import copy
 import hashlib
 import io
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -158,8 +157,6 @@ class TextTable:
     def __init__(
         self, mesh: Mesh, embed: Callable[[Sequence[str]], np.ndarray], folder: Path | None = None
     ) -> None:
-        self.embedded = 0  # texts that were embedded here
-        self.seconds = 0.0  # that it took
         self._mesh, self._embed, self._folder = mesh, embed, folder
         self._row_of: dict[bytes, int] = {}  # by digest: the texts themselves would take memory
         self._rows = 0  # two files may have the same text, which then has two
@@ -190,17 +187,14 @@ class TextTable:
         """The row index of each text, `[n]` int32; texts that have no row yet are embedded."""
         digests = [hashlib.blake2b(each.encode(), digest_size=DIGEST).digest() for each in texts]
         missing = {d: t for d, t in zip(digests, texts, strict=True) if d not in self._row_of}
-        started = time.perf_counter()
         for start in range(0, len(missing), GROUP):
             self._add(dict(itertools.islice(missing.items(), start, start + GROUP)))
-        self.seconds += time.perf_counter() - started
         return np.fromiter((self._row_of[digest] for digest in digests), np.int32, len(texts))
 
     def _add(self, texts: dict[bytes, str]) -> None:
         """Embeds up to `GROUP` texts, by digest."""
         digests, embeddings = list(texts), self._embed(list(texts.values()))
         self._append(digests, embeddings)
-        self.embedded += len(texts)
         if self._folder is not None:
             # Writes are atomic, and files have different names: processes may add some together.
             together, data = b"".join(digests), io.BytesIO()

@@ -234,8 +234,7 @@ _SCORES = ("fact_em", "em_shortest", "fact_f1", "fact_precision", "fact_recall")
 COLUMNS = {
     **dict.fromkeys(("chunks", "tokens", "fits", "stories", "samples"), "d"),
     **dict.fromkeys((*_SCORES, "f1_until_found", "precision_until_found"), ".3f"),
-    **{"steps": ".2f", "embedded": "d", "embed_seconds": ".1f"},
-    **{"seconds_per_episode": ".3f", "peak_memory_mib": ".0f"},
+    **{"steps": ".2f", "seconds_per_episode": ".3f", "peak_memory_mib": ".0f"},
 }
 
 
@@ -283,7 +282,7 @@ def score_lengths(
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
         about = f"{len(made)} {fingerprint([made[0], made[-1]])} {digest} of {documents.fit}"
         record = log_record(run, label, weights, about, searched=True)
-        before, memory = (searcher.table.embedded, searcher.table.seconds), PeakMemory()
+        memory = PeakMemory()
         way = scoring.Way("", f"{length} chunks", _plays(run, searcher), record)
         # A part is what is played side by side.
         asked = scoring.Questions(RETRIEVALS, documents.samples, size=searcher.room(length))
@@ -307,8 +306,6 @@ def score_lengths(
                 **means,
                 "f1_until_found": cut_means["fact_f1"],
                 "precision_until_found": cut_means["fact_precision"],
-                "embedded": searcher.table.embedded - before[0],
-                "embed_seconds": searcher.table.seconds - before[1],
                 "seconds_per_episode": seconds / len(rows) if is_new else None,
                 "peak_memory_mib": memory.mebibytes() if is_new else None,
                 "intervals": scores,
