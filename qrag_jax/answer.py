@@ -139,12 +139,7 @@ def _run(asked: list[Question], generation: Generation, meta: Any, verdict_file:
     missed_file.unlink(missing_ok=True)
     if lacking := [*misses, *unjudged]:
         logs.MISSES.rewrite(missed_file, lacking)
-    summary = {
-        "provenance": meta,
-        "scores": scores,
-        "failures": [*map(dataclasses.asdict, misses)],
-        "unjudged": [*map(dataclasses.asdict, unjudged)],
-    }
+    summary = {"provenance": meta, "scores": scores}
     write_json(out.with_name(f"{out.stem}.summary.json"), summary)
     for what, missed in (("answer", misses), ("verdict", unjudged)):
         if missed:

@@ -153,7 +153,7 @@ def main() -> int:
                 print(f"{stopped}: stopped, what is finished is kept; give the same command again.")
                 return 128 + (signal.Signals[stop.name] if stop.name else signal.SIGTERM)
         if jax.process_index() == 0:
-            stored, folder, embedded, tokens, cut, seconds = indexed
+            stored, folder, embedded, cut = indexed
             print(f"{folder}: {len(stored):,} passages")
             if encoder is not None and cut is not None:
                 longer = f"are longer than {encoder.row_tokens} tokens and were cut"
@@ -161,10 +161,7 @@ def main() -> int:
                     f"{cut:,} of {'the new' if changes else f'{len(stored):,}'} passages {longer}"
                 )
             if embedded:
-                print(
-                    f"embedded {embedded:,} of them, {tokens:,} tokens, in {seconds:.1f} s: "
-                    f"{embedded / seconds:,.1f} passages/s, {tokens / seconds:,.0f} tokens/s"
-                )
+                print(f"embedded {embedded:,} of them")
     return 0
 
 

@@ -18,7 +18,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -171,11 +171,6 @@ def open_vectors(folder: Path, **wanted: str | int | None) -> tuple[Manifest, np
     return manifest, np.memmap(folder / name, DTYPES[manifest.dtype], "r", shape=shape)
 
 
-class PartNote(NamedTuple):
-    tokens: int  # of all rows, special ones included
-    cut: int  # number of passages that were longer than a row
-
-
 @dataclasses.dataclass(frozen=True)
 class VectorParts:
     """The vectors of a folder, which are written part by part."""
@@ -221,13 +216,12 @@ class VectorParts:
                     file.write(rows.astype(self._dtype).tobytes())
                 file.truncate(size)
 
-    def finished(self) -> dict[int, PartNote]:
+    def finished(self) -> dict[int, int]:
+        """The parts that are finished, with the number of passages that were cut."""
         paths = {number: self._note(number) for number in self.numbers}
-        return {
-            n: PartNote(**bounded_json.load(path)) for n, path in paths.items() if path.exists()
-        }
+        return {n: bounded_json.load(path)["cut"] for n, path in paths.items() if path.exists()}
 
-    def write(self, number: int, vectors: np.ndarray, note: PartNote) -> None:
+    def write(self, number: int, vectors: np.ndarray, cut: int) -> None:
         """Writes the vectors `[passages of the part, width]` of a part, then its note."""
         check_finite(vectors, str(self.folder), self.passages(number).start)
         rows = vectors.astype(self._dtype)
@@ -236,7 +230,7 @@ class VectorParts:
             file.write(rows.tobytes())
             file.flush()
             os.fsync(file.fileno())
-        whole_files.write_whole(self._note(number), json.dumps(note._asdict()) + "\n")
+        whole_files.write_whole(self._note(number), json.dumps({"cut": cut}) + "\n")
 
     def finish(self) -> None:
         """Writes the manifest and deletes the notes."""

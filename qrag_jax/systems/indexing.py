@@ -25,7 +25,6 @@ import hashlib
 import itertools
 import json
 import shutil
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
@@ -478,9 +477,7 @@ class Indexed(NamedTuple):
     corpus: StoredCorpus
     folder: Path  # of the engine, which holds the manifest
     embedded: int = 0  # passages
-    tokens: int = 0  # of their rows, special ones included
     cut: int | None = None  # passages longer than a row, of all; None: it was finished before
-    seconds: float = 0.0  # of embedding, from the first rows to the last file
 
 
 def index_corpus(
@@ -618,21 +615,20 @@ def embed_parts(
         parts.begin(there)
 
     hosts.first_does(begin)
-    numbers, seconds = list[int](), 0.0
+    numbers = list[int]()
     if encoder is not None:
         on_cpu = Platform.of(encoder.mesh).on_cpu
         workers = settings.workers if settings.workers >= 0 else (0 if on_cpu else 4)
-        numbers, seconds = _embed(encoder, stored, parts, workers, stop)
-    notes = parts.finished()
+        numbers = _embed(encoder, stored, parts, workers, stop)
+    cut = parts.finished()
     hosts.together("the parts are counted")  # what finishes them deletes the notes
-    if len(notes) < len(parts.numbers):
+    if len(cut) < len(parts.numbers):
         raise Stopped(stop.name or "another host's signal")
     if jax.process_index() == 0:
         parts.finish()
     hosts.together("the index is finished")
     embedded = sum(len(parts.passages(number)) for number in numbers)
-    tokens, cut = sum(notes[n].tokens for n in numbers), sum(note.cut for note in notes.values())
-    return Indexed(stored, folder, embedded, tokens, cut, seconds)
+    return Indexed(stored, folder, embedded, sum(cut.values()))
 
 
 def _embed(
@@ -641,8 +637,8 @@ def _embed(
     parts: index_folder.VectorParts,
     workers: int,
     stop: StopSignal,
-) -> tuple[list[int], float]:
-    """Embeds the parts that are not finished, one of each host at a time: these, and seconds."""
+) -> list[int]:
+    """Embeds the parts that are not finished, one of each host at a time; gives these."""
     total, host, count = len(stored), jax.process_index(), jax.process_count()
     how: Any = encoder.tokenizer, encoder.form, encoder.title_separator
     rows = PassageRows(stored.folder, *how)
@@ -662,15 +658,13 @@ def _embed(
     def write(number: int, found: Rows, size: int, result: jax.Array) -> None:
         vectors = hosts.rows_here(result)[: len(found.lengths)]  # waits for it
         if number in parts.numbers:
-            note = index_folder.PartNote(int(found.lengths.sum()), found.cut)
-            parts.write(number, vectors, note)
+            parts.write(number, vectors, found.cut)
         bar.update(size)
 
-    begun, done = time.perf_counter(), total - sum(sizes)
     devices, pad = encoder.mesh.local_mesh.size, encoder.encoder.pad_id
     tokenised = rows.ahead([parts.passages(number) for number in mine], workers)
     how = {"unit": " passages", "unit_scale": True, "disable": host > 0}
-    with tqdm(total=total, initial=done, **how) as bar:
+    with tqdm(total=total, initial=total - sum(sizes), **how) as bar:
         computed: Any = None  # the device computes a part while the host writes the one before
         for number, found, size in zip(mine, tokenised, sizes, strict=True):
             each = np.split(found.tokens, np.cumsum(found.lengths)[:-1])  # of none, an empty one
@@ -684,4 +678,4 @@ def _embed(
         if computed is not None:
             write(*computed)
     hosts.together("all parts are written")
-    return [number for each in rounds for number in each], time.perf_counter() - begun
+    return [number for each in rounds for number in each]

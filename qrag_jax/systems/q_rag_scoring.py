@@ -45,13 +45,7 @@ from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.runtime.whole_files import write_json
 from qrag_jax.systems import scoring
 from qrag_jax.systems.config import load_config, some_of
-from qrag_jax.systems.saved_run import (
-    SavedRun,
-    mesh_towers,
-    row_form,
-    training_seconds,
-    weights_digest,
-)
+from qrag_jax.systems.saved_run import SavedRun, mesh_towers, row_form, weights_digest
 
 _PART = 16  # batches written together
 # Settings of the beam search: greedy play to the end does not depend on them.
@@ -122,7 +116,6 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
         "best_is_untrained": options.checkpoint == "best" and step == 0,
         **facts.compared(played, in_full=config.rollout.never_terminate),
         "samples": len(shown),
-        "seconds": training_seconds(workdir),
     }
     lines = [facts.table(summary)]
     if config.reward.name != GROUND_TRUTH and "return" in summary["scores"]["trained"]:

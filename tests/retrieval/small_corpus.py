@@ -13,7 +13,7 @@ import numpy as np
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Config
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
-from qrag_jax.retrieval.index_folder import NAME, Manifest, PartNote, VectorParts, read_manifest
+from qrag_jax.retrieval.index_folder import NAME, Manifest, VectorParts, read_manifest
 from qrag_jax.retrieval.protocol import NONE, Hits, Passage, Queries, Where
 from qrag_jax.retrieval.vectors import ScanIndex
 from qrag_jax.runtime.retriever_config import Positions
@@ -124,7 +124,7 @@ def save_vectors(
     parts.begin()
     for number in parts.numbers:
         rows = parts.passages(number)
-        parts.write(number, vectors[rows.start : rows.stop], PartNote(0, 0))
+        parts.write(number, vectors[rows.start : rows.stop], 0)
     parts.finish()
     return read_manifest(folder)
 

@@ -13,13 +13,7 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import corpus as stored
 from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus, pooled, write_corpus
-from qrag_jax.retrieval.index_folder import (
-    Manifest,
-    PartNote,
-    VectorParts,
-    open_vectors,
-    write_manifest,
-)
+from qrag_jax.retrieval.index_folder import Manifest, VectorParts, open_vectors, write_manifest
 from qrag_jax.retrieval.protocol import NONE, Passage
 
 PASSAGES = [
@@ -100,7 +94,7 @@ def test_an_index_has_its_own_files_alone(tmp_path: Path) -> None:
     parts.begin()
     for number in parts.numbers:
         rows = parts.passages(number)
-        parts.write(number, VECTORS[rows.start : rows.stop], PartNote(5, 1))
+        parts.write(number, VECTORS[rows.start : rows.stop], 1)
     notes = {path: path.read_bytes() for path in index.glob("*.json")}
     parts.finish()
     for path, data in notes.items():
