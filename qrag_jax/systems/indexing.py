@@ -187,7 +187,6 @@ class PassageEncoder:
     row_tokens: int  # length of the longest row, special tokens counted; longer passages are cut
     # How rows are packed (block_tokens, length_buckets, block_sizes are read)
     blocks: EncoderConfig
-    origin: str  # the folder that it comes from, for messages
     title_separator: str = TITLE_SEPARATOR  # between a passage's title and its text
 
     @classmethod
@@ -195,7 +194,7 @@ class PassageEncoder:
         """The tower of chunks of a run; passages are cut at `config.data.max_chunk_tokens`."""
         data, config, loaded = run.config.data, run.config.encoder, run.loaded
         most = min(data.max_chunk_tokens, loaded.encoder.max_positions)
-        how = most, config, str(run.workdir), data.passage_separator
+        how = most, config, data.passage_separator
         return cls(run.mesh, params, run.shardings, loaded, *how)
 
     @classmethod
@@ -241,7 +240,7 @@ class PassageEncoder:
         separator = TITLE_SEPARATOR
         if folder.name == EXPORTED and (folder.parent / retriever_config.NAME).is_file():
             separator = RetrieverConfig.read(folder.parent).title_separator
-        return cls(mesh, params, shardings, loaded, row_tokens, config, str(folder), separator)
+        return cls(mesh, params, shardings, loaded, row_tokens, config, separator)
 
     @property
     def encoder(self) -> TextEncoder:
