@@ -187,11 +187,7 @@ def _questions(log: Path, corpus: StoredCorpus | None) -> list[Question]:
     else:
         rows = logs.read_retrievals(log, needs_facts=options.filter in BY_FACTS)
     golds = _golds(Path(options.data), {row.id for row in rows}) if options.data else None
-    asked = questions(log, rows, keep, prompt=options.prompt, metric=options.metric, golds=golds)
-    musique = any(question.rule == "musique" for question in asked)
-    if musique and golds is None and not any(row.aliases for row in rows):
-        print(f"note: {log} has no aliases, which MuSiQue's metric counts; give --data=FILE")
-    return asked
+    return questions(log, rows, keep, prompt=options.prompt, metric=options.metric, golds=golds)
 
 
 def questions(

@@ -83,6 +83,15 @@ def _tuples(value: Any) -> Any:
 # ---------------------------------------------------------------------- sections
 
 
+def check_split(field: str, size: int, parts: int, of: str = "devices") -> None:
+    """Refuses a field's value that does not split into so many equal parts."""
+    if size % parts:
+        raise InputError(
+            f"config.{field} is {size}, which does not split into {parts} equal parts ({of}); use "
+            f"a multiple of {parts}."
+        )
+
+
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
     """Section `train`."""
@@ -103,12 +112,8 @@ class TrainConfig:
 
     def host_batch(self, devices: int, hosts: int) -> int:
         """Number of questions per optimizer step on one host."""
-        parts = devices * self.accumulation
-        if self.batch_size % parts:
-            raise InputError(
-                f"config.train.batch_size is {self.batch_size}, which does not split into {parts} "
-                f"equal parts (devices × config.train.accumulation); use a multiple of {parts}."
-            )
+        parts, of = devices * self.accumulation, "devices × config.train.accumulation"
+        check_split("train.batch_size", self.batch_size, parts, of)
         return self.batch_size // hosts
 
 

@@ -65,7 +65,7 @@ from qrag_jax.runtime.interrupt import StopSignal, wait_for
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, row_devices, shard_batch
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
-from qrag_jax.runtime.saved_config import save_config
+from qrag_jax.runtime.saved_config import check_split, save_config
 from qrag_jax.runtime.step_log import LogText
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems import harr_config
@@ -95,11 +95,7 @@ def open_system(
     mesh = make_mesh(config.runtime.mesh, devices)
     own = mesh if devices is not None else host_mesh(config.runtime.mesh)
     hosts.check_play(config.runtime.mesh, own, config.agent.staleness)
-    if config.episodes % mesh.size:
-        raise InputError(
-            f"config.train.batch_size × members is {config.episodes}; use a multiple of "
-            f"{mesh.size} devices."
-        )
+    check_split("train.batch_size × members", config.episodes, mesh.size)
     with contextlib.ExitStack() as stack:
         # The server starts while the data are read and the corpus is embedded.
         models = NO_MODELS if dry else stack.enter_context(open_models(config, run.workdir))

@@ -40,7 +40,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import make_mesh, row_devices
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
-from qrag_jax.runtime.saved_config import save_config
+from qrag_jax.runtime.saved_config import check_split, save_config
 from qrag_jax.runtime.step_log import LogText
 from qrag_jax.systems import q_rag_config
 from qrag_jax.systems.config import some_of
@@ -64,7 +64,7 @@ def open_system(
         mesh = make_mesh(config.runtime.mesh, devices)
         for stage in config.stages:
             config.host_batch(stage, mesh.size, jax.process_count())
-        config.eval.check_devices(mesh.size)
+        check_split("eval.batch_size", config.eval.batch_size, mesh.size)
         service, never = None, config.env.never_terminate
         if config.reward.name in METRICS and config.llm is not None and not dry:
             from qrag_jax.feedback.llm import open_service  # most runs ask no language model

@@ -12,7 +12,7 @@ from ml_collections import ConfigDict
 from qrag_jax.data import sources as data_sources
 from qrag_jax.data.loading import SETTINGS, DataConfig
 from qrag_jax.environments.chunks import ChunksConfig
-from qrag_jax.errors import Count, InputError, Natural, one_of, some_of, within
+from qrag_jax.errors import Count, Natural, one_of, some_of, within
 from qrag_jax.feedback.facts import GROUND_TRUTH
 from qrag_jax.feedback.rewards import DEFERRED, METRICS, OWN, RewardConfig, reward_name
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
@@ -53,12 +53,6 @@ class EvalConfig:
     def searches(self) -> bool:
         """Whether `qrag_jax.evaluate` also plays by beam search or with a stopping threshold."""
         return self.beam > 1 or self.stop_threshold > -math.inf
-
-    def check_devices(self, devices: int) -> None:
-        if self.batch_size % devices:
-            raise InputError(
-                f"config.eval.batch_size is {self.batch_size}; use a multiple of {devices} devices."
-            )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -144,12 +138,8 @@ class QRagConfig(SystemConfig):
         if stage == PQN or self.imitate is None:
             return self.train.host_batch(devices, hosts)
         size, parts = self.imitate.batch_size, devices * self.train.accumulation
-        least = parts * self.imitate.shared_by
-        why = (
-            f"which does not split into {parts} equal parts (devices × config.train.accumulation) "
-            f"of whole groups of config.imitate.shared_by; use a multiple of {least}"
-        )
-        refuse(self, (size % least, "imitate.batch_size", why))
+        of = "devices × config.train.accumulation × config.imitate.shared_by"
+        saved_config.check_split("imitate.batch_size", size, parts * self.imitate.shared_by, of)
         return size // hosts
 
     @property

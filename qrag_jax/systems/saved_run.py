@@ -47,7 +47,7 @@ from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import RetrieverConfig
-from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
+from qrag_jax.runtime.saved_config import CONFIG_NAME, check_split, flat, read_fields
 from qrag_jax.runtime.whole_files import check_is_free, sha256, whole_folder
 from qrag_jax.systems.config import load_config, without_folders
 from qrag_jax.systems.indexing import PassageEncoder, on_host, one_tower, scale_outside
@@ -80,7 +80,7 @@ class SavedRun:
         """Reads the encoder of a run; its config may have other data or settings of evaluation."""
         taken = QRagConfig.of(config, scoring=True)
         mesh = taken.mesh(mesh_of)
-        taken.eval.check_devices(mesh.size)
+        check_split("eval.batch_size", taken.eval.batch_size, mesh.size)
         check_trained(workdir)
         how: Any = {"is_kept": True, "platform": Platform.of(mesh)}
         loaded = prepare_encoder(taken.encoder, workdir, [], taken.seed, **how)
