@@ -169,11 +169,11 @@ def drawn(ids: Sequence[str], config: Any) -> Drawn:
     apart = config.part != ALL and all(map(bool, halves))
     if not apart:
         halves = [[*range(len(ids))]] * 2
-    places = some_of(halves[config.part == REPORTED], config.samples, config.seed)
+    places = chosen_places(halves[config.part == REPORTED], config.samples, config.seed)
     return Drawn(places, len(halves[0]), apart)
 
 
-def some_of(places: Sequence[int], samples: int, seed: int) -> list[int]:
+def chosen_places(places: Sequence[int], samples: int, seed: int) -> list[int]:
     """So many of the places (0: all), drawn by the seed, in ascending order."""
     order = np.random.default_rng(seed).permutation(len(places))
     return sorted(places[n] for n in order[: samples or len(places)].tolist())

@@ -43,7 +43,7 @@ from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import check_split, save_config
 from qrag_jax.runtime.step_log import LogText
 from qrag_jax.systems import q_rag_config
-from qrag_jax.systems.config import some_of
+from qrag_jax.systems.config import chosen_places
 from qrag_jax.systems.q_rag_config import IMITATE, PQN, UNTIL_FOUND, QRagConfig
 
 
@@ -344,7 +344,7 @@ def load_inputs(
     dev_store = config.data.tokenised(played, encoder.tokenizer)
     shape = EpisodeShape.holding([*stores.values(), dev_store])
     check_fit(config.rollout, encoder.encoder, shape, stores)
-    indices = some_of(scored, config.eval.samples, config.eval.seed)
+    indices = chosen_places(scored, config.eval.samples, config.eval.seed)
     return Inputs(
         encoder, stores, dev.all, dev_store, train.all, indices, shape, steps, has_facts=has_facts
     )

@@ -44,7 +44,7 @@ from qrag_jax.runtime.plots import plot_lengths
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.runtime.whole_files import write_json
 from qrag_jax.systems import scoring
-from qrag_jax.systems.config import load_config, some_of
+from qrag_jax.systems.config import chosen_places, load_config
 from qrag_jax.systems.saved_run import SavedRun, mesh_towers, row_form, weights_digest
 
 _PART = 16  # batches written together
@@ -68,7 +68,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
     samples = loaded_samples.all
     store = config.data.tokenised(samples, run.loaded.tokenizer)
     shape = EpisodeShape.holding([store])
-    indices = some_of(range(len(samples)), options.samples, config.eval.seed)
+    indices = chosen_places(range(len(samples)), options.samples, config.eval.seed)
     how: Any = _feedback(run), config.pqn.gamma
     play = episodes.make_play(run.mesh, run.shardings, _actor(run, shape, store), *how)
     size = config.eval.batch_size
