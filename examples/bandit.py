@@ -10,7 +10,7 @@ reward as its baseline learns w. Batches depend on seed and step, so a resumed r
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,7 +25,6 @@ from qrag_jax.runtime.config_fields import fill, section
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import TrainConfig, save_config
-from qrag_jax.runtime.step_log import LogText
 
 FEATURES = ("share of the question's words", "first words shared", "length / 30 words")
 
@@ -106,9 +105,9 @@ class Bandit:  # a `systems.System`
     data: dict[str, str] = {"records": "tiny_own"}  # noqa: RUF012
     provenance: dict[str, Any] = {}  # noqa: RUF012
     line = f"a bandit of {len(FEATURES)} features"
-    log_text = LogText(lambda rows: [f"question {row}" for row in rows], {"reward": ".3f"})
 
     def __init__(self, config: ConfigDict) -> None:
+        self.shown = {"reward": ".3f"}
         self.train, self._config = fill(TrainConfig, config.train, "train"), config
         self._dev = Questions.read("dev")
 
@@ -127,16 +126,16 @@ class Bandit:  # a `systems.System`
             new = State(state.params - config.rate * gradient, state.step + 1)
             return new, {"loss": value, "reward": reward.mean(), "skipped": jnp.float32(0)}
 
-        self._update = jax.jit(update, donate_argnums=0)
+        self.update = jax.jit(update, donate_argnums=0)
+
+    def names(self, numbers: Sequence[int]) -> list[str]:
+        return [f"question {number}" for number in numbers]
 
     def first_state(self) -> State:
         return State(jnp.zeros(len(FEATURES)), jnp.int32(0))
 
     def experience(self, run: Run, stop: StopSignal) -> Batches:
         return Batches(self._config, Questions.read("train"), run.progress.batches or 0)
-
-    def update(self, state: State, episodes: Any) -> tuple[State, dict[str, jax.Array]]:
-        return self._update(state, episodes)
 
     def evaluate(self, state: State, step: int, stop: StopSignal) -> Evaluation:
         """The share of questions whose best passage is a supporting one."""

@@ -11,7 +11,6 @@ not learn; it stops no run.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import math
 import os
 import shlex
@@ -42,35 +41,19 @@ class NotFinite(RuntimeError):
 Sampler = Callable[[int], Any]  # (most episodes) → so many of them, see `evaluators.evaluation`
 
 
-@dataclasses.dataclass(frozen=True)
-class LogText:
-    """What a system gives the log besides metrics."""
-
-    names: Callable[[Sequence[int]], list[str]]  # the ids of questions from their numbers
-    shown: Mapping[str, str]  # metrics shown next to the progress bar, name → format
-
-
 class StepLog(contextlib.AbstractContextManager):
     """The log of a training's steps. Use it as a context manager around the loop."""
 
-    def __init__(
-        self,
-        run: Run,
-        train: TrainConfig,
-        profile: int,
-        experience: Any,
-        text: LogText,
-        *,
-        logged: Logged,
-    ) -> None:
+    def __init__(self, run: Run, system: Any, experience: Any, logged: Logged) -> None:
         """
         Args:
-            profile: number of steps to trace.
+            system: a `systems.System`; the log reads `train`, `profile`, `shown` and `names`.
             experience: one of `rollouts.experience`; the log reads `waited`, `samples`, `counts`.
         """
-        self._run, self._train, self._experience, self._text = run, train, experience, text
+        train: TrainConfig = system.train
+        self._run, self._train, self._experience, self._system = run, train, experience, system
         done = run.step
-        self._profile = StepProfile(run.workdir / "profile", profile, done)
+        self._profile = StepProfile(run.workdir / "profile", system.profile, done)
         first = jax.process_index() == 0  # of several hosts it alone writes
         self._writer = MetricWriter(run.workdir, done or -1, logged) if first else None
         # Without smoothing, the time that is left has the evaluations' share in it.
@@ -164,7 +147,7 @@ class StepLog(contextlib.AbstractContextManager):
         in_a_row = self._count(step, bool(metrics["skipped"]), samples)
         if step % self._train.log_every == 0 or step == self._train.steps:
             means = self._write(step)
-            forms = self._text.shown.items()  # a stage without rewards has no return
+            forms = self._system.shown.items()  # a stage without rewards has no return
             self._bar.set_postfix({n: format(means[n], form) for n, form in forms if n in means})
             self.restart_window()
         # A short run in which every step is skipped stops, too. The error is raised only once.
@@ -182,7 +165,7 @@ class StepLog(contextlib.AbstractContextManager):
         progress.skipped_steps += 1
         progress.skipped_in_a_row += 1
         if progress.skipped_in_a_row == 1:
-            questions = self._text.names(samples[:, 0].tolist())
+            questions = self._system.names(samples[:, 0].tolist())
             more = f" and {len(questions) - SHOWN} more" if len(questions) > SHOWN else ""
             log(
                 f"step {step}: the loss or its gradient is not finite; nothing is learned from "
@@ -195,7 +178,7 @@ class StepLog(contextlib.AbstractContextManager):
         """Why the run stops, which of its states are good, and what can be done."""
         since = step - in_a_row
         kept = f"the state after step {since} is kept" if since else "nothing was learned before"
-        questions = ", ".join(self._text.names(samples[:, 0].tolist()))
+        questions = ", ".join(self._system.names(samples[:, 0].tolist()))
         return NotFinite(
             f"the loss or its gradient was not finite in {in_a_row} steps in a row, the last of "
             f"them step {step} (questions {questions}); {kept}, the checkpoints hold finite "

@@ -13,7 +13,7 @@ import dataclasses
 import importlib
 import importlib.util
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`)
     from qrag_jax.runtime.interrupt import StopSignal
     from qrag_jax.runtime.run import Run
     from qrag_jax.runtime.saved_config import TrainConfig
-    from qrag_jax.runtime.step_log import LogText
 
 # config.system → its module.
 SYSTEMS = {
@@ -51,10 +50,12 @@ class System(Protocol):
     data: Mapping[str, str]  # content key of the training data, by source
     provenance: Mapping[str, Any]  # what the rewards depend on besides the data
     line: str  # one line for the screen: what is trained, and on what
-    log_text: LogText  # what the log of steps shows besides the metrics
+    shown: Mapping[str, str]  # metrics shown next to the progress bar: name → format
 
     # The first state of training, built in place; it has a field `params`.
     def first_state(self) -> Any: ...
+    # The ids of questions from their numbers in the experience.
+    def names(self, numbers: Sequence[int]) -> list[str]: ...
     # What the run learns from, continued where the run's progress ends.
     def experience(self, run: Run, stop: StopSignal) -> Experience: ...
     # Does one optimizer step, with one compiled program, which may still run at the end. The metric

@@ -66,7 +66,6 @@ from qrag_jax.runtime.mesh import host_mesh, make_mesh, row_devices, shard_batch
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import check_split, save_config
-from qrag_jax.runtime.step_log import LogText
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems import harr_config
 from qrag_jax.systems.config import Drawn, drawn
@@ -126,10 +125,7 @@ class Harr:
         config, inputs, index = self.config, self.inputs, self.inputs.index
         self.train, self.profile, self.data = config.train, config.profile, inputs.data
         self.provenance, self.model = self.models.provenance, self.models.model
-        self.log_text = LogText(
-            lambda numbers: [inputs.train[number].id for number in numbers],
-            {"loss": ".3f", "return": ".2f"},
-        )
+        self.shown = {"loss": ".3f", "return": ".2f"}
         loaded, encoder = inputs.encoder, inputs.encoder.encoder
         longest = min(config.state.max_tokens, encoder.max_positions)
         # How states are cut to rows of tokens.
@@ -154,6 +150,9 @@ class Harr:
             f"{config.rule.members} episodes by the {config.agent.name} agent on "
             f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
         )
+
+    def names(self, numbers: Sequence[int]) -> list[str]:
+        return [self.inputs.train[number].id for number in numbers]
 
     # ------------------------------------------------------------------ what is trained
 

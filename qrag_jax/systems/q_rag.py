@@ -41,7 +41,6 @@ from qrag_jax.runtime.mesh import make_mesh, row_devices
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import check_split, save_config
-from qrag_jax.runtime.step_log import LogText
 from qrag_jax.systems import q_rag_config
 from qrag_jax.systems.config import chosen_places
 from qrag_jax.systems.q_rag_config import IMITATE, PQN, UNTIL_FOUND, QRagConfig
@@ -106,7 +105,7 @@ class QRag:
         stores = {**self.inputs.stores, DEV: self.inputs.dev_store}
         self.data = {name: store.content_key for name, store in stores.items()}
         self.provenance = self.service.provenance if self.service else {}
-        config, train, samples = self.config, self.train, self.inputs.train_samples
+        config, train = self.config, self.train
         stages = [f"{train.steps - config.imitated} steps of {train.batch_size} questions"]
         if config.imitate:
             imitation = f"{config.imitated} steps of imitation with {config.imitate.batch_size}"
@@ -116,8 +115,10 @@ class QRag:
             f"{len(self.inputs.dev_indices)} scored every {train.eval_every} steps; "
             f"{', then '.join(stages)} on {self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
         )
-        shown = {"loss": ".3f", "fact_em" if self.inputs.has_facts else "return": ".2f"}
-        self.log_text = LogText(lambda numbers: [samples[n].id for n in numbers], shown)
+        self.shown = {"loss": ".3f", "fact_em" if self.inputs.has_facts else "return": ".2f"}
+
+    def names(self, numbers: Sequence[int]) -> list[str]:
+        return [self.inputs.train_samples[number].id for number in numbers]
 
     def first_state(self) -> TrainState:
         loaded = self.inputs.encoder

@@ -59,7 +59,6 @@ from qrag_jax.runtime.mesh import host_mesh, make_mesh, put_whole, shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.saved_config import save_config
-from qrag_jax.runtime.step_log import LogText
 from qrag_jax.runtime.whole_files import model_digest
 from qrag_jax.systems.config import drawn
 from qrag_jax.systems.token_config import StagePlan, TokenConfig
@@ -210,7 +209,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         self.data, self.provenance = self.inputs.data, dict[str, Any]()
         self.counts = Counts()  # of what was played on this host
         self._call = Calls(self.mesh, log)
-        self.log_text = LogText(self._names, self.SHOWN)
+        self.shown = self.SHOWN
         self._step: int | None = None  # of the next update
         self._imitation = getattr(self.config, self.config.IMITATION)
         stages = (f"{plan.steps} steps of {plan.kind}" for plan in self.config.plan)
@@ -500,7 +499,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         served = self.served.counts() if self.served is not None else {}
         return served | self._counted(counts)
 
-    def _names(self, numbers: Sequence[int]) -> list[str]:
+    def names(self, numbers: Sequence[int]) -> list[str]:
         """What people know the questions of the batch of the latest step by."""
         if self._imitates(self.stage_at(max((self._step or 1) - 1, 0))):
             return [f"demonstration {number}" for number in numbers]

@@ -50,9 +50,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
                 experience = system.experience(run, stop)
             except Stopped:
                 return _stopped(stop, run.step)
-            step_log = StepLog(
-                run, system.train, system.profile, experience, system.log_text, logged=logged
-            )
+            step_log = StepLog(run, system, experience, logged)
             step, step_log = run.step, stack.enter_context(step_log)
             try:
                 if step == 0 or run.progress.evaluation_due:
