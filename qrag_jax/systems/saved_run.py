@@ -123,12 +123,6 @@ class SavedRun:
         return placement.place(self.loaded.stored, self.shardings.base)
 
 
-def training_seconds(workdir: Path) -> float | None:
-    """How long the run was trained; None: nobody knows."""
-    path = workdir / "training.json"
-    return json.loads(path.read_text(encoding="utf-8"))["seconds"] if path.exists() else None
-
-
 def weights_digest(params: Params | Adapted) -> str:
     return encoder_key(params, {})[:16]
 
@@ -315,7 +309,7 @@ def card(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
     name, config = run.workdir.resolve().name, run.config
-    path = run.workdir / "eval" / SUMMARY
+    path, trained = run.workdir / "eval" / SUMMARY, run.workdir / "training.json"
     summary = read_fields(path) if path.exists() else {}  # if the run was not scored
     of_this = bool(summary) and (summary["checkpoint"], summary["step"]) == (which, step)
     data = ModelCardData(
@@ -340,7 +334,7 @@ def card(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
         which=which,
         step=step,
         steps=config.train.steps,
-        seconds=training_seconds(run.workdir),
+        seconds=json.loads(trained.read_text("utf-8"))["seconds"] if trained.exists() else None,
         scores=table(dict(summary)) if summary else "",
         of_this=of_this,
         fields=json.dumps(without_folders(run.given), indent=1, default=str),
