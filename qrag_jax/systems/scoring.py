@@ -9,8 +9,6 @@ its log (`resumable`). What plays raises `FeedbackLost` when too many episodes f
 from __future__ import annotations
 
 import dataclasses
-import datetime
-import json
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -33,7 +31,7 @@ from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
-from qrag_jax.runtime.whole_files import log_locks, write_whole
+from qrag_jax.runtime.whole_files import log_locks, write_json
 from qrag_jax.systems.config import ALL, REPORTED, Drawn
 from qrag_jax.systems.token_config import StagePlan
 
@@ -168,10 +166,9 @@ def compared(
 def end_scoring(
     out: Path, raw: ConfigDict, summary: Mapping[str, Any], lines: Iterable[str]
 ) -> dict[str, Any]:
-    """Writes a summary with its config and date, and prints its table; returns the summary."""
-    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    whole = {"config": raw.to_dict(), "date": now, **summary}
-    write_whole(out / SUMMARY, json.dumps(whole, indent=1) + "\n")
+    """Writes a summary with its config, and prints its table; returns the summary."""
+    whole = {"config": raw.to_dict(), **summary}
+    write_json(out / SUMMARY, whole)
     print("\n".join([*lines, *(f"note: {note}" for note in summary.get("notes", ()))]))
     print(f"logs and summary: {out}")
     return whole
