@@ -54,7 +54,7 @@ def define_flags(argv: Sequence[str]) -> None:
 
 
 def main() -> int:
-    workdir, config = run_flags.experiment_or_run(EXAMPLE)
+    workdir, config = run_flags.experiment_or_run()
     if config.get("system") != NAME:
         raise InputError(
             f"--config is an experiment of {config.get('system')}, which has no agent; give one of "

@@ -139,7 +139,7 @@ def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) 
 
 def _config() -> tuple[Path | None, ConfigDict]:
     """The run's folder and the config, with the questions and the retriever of the command line."""
-    workdir, config = run_flags.experiment_or_run(EXAMPLE)
+    workdir, config = run_flags.experiment_or_run()
     system = config.get("system")
     if not workdir and not OUT.value:
         raise InputError("give the file to write, for example --out=predictions.jsonl.")

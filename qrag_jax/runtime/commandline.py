@@ -19,7 +19,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime import buckets, own_code
 
 BAD_INPUT = 2
-HELP = {"--help", "-h", "-help"}
+HELP = {"--help", "-h", "-help", "--helpfull", "--helpshort"}
 # EPIPE: the reader of a pipe is gone (`| head`). EIO: the terminal is gone.
 _GONE = (errno.EPIPE, errno.EIO)
 _SETTLES = 0.05  # seconds in which a write that has begun ends

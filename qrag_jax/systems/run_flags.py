@@ -35,7 +35,6 @@ CODE_FIELDS = (
 PROGRAM_FIELDS = ("env.verifiers", "env.python")
 # Fields of a server that is started, with the values that anybody may have.
 _OF_SERVER: dict[str, Any] = {"llm.server.python": OF_VLLM, "llm.server.arguments": ()}
-HELP = {"--help", "-h", "--helpfull", "--helpshort"}
 
 
 def _is_ours(system: str) -> bool:
@@ -96,9 +95,7 @@ def unread_words(argv: Sequence[str], config: ml_collections.ConfigDict) -> list
     return [word for word, name in fields.items() if f"{name}.".startswith(tuple(unread))]
 
 
-def given_experiment(
-    holder: flags.FlagHolder | flags.Flag, example: str = ""
-) -> ml_collections.ConfigDict:
+def given_experiment(holder: flags.FlagHolder | flags.Flag) -> ml_collections.ConfigDict:
     try:
         config = holder.value
         _ = config is None or config.get("seed")  # a bad file fails at its first use
@@ -112,8 +109,7 @@ def given_experiment(
         reason = str(error).strip().split("\n")[-1].strip()
         raise InputError(f"--config: the file cannot be loaded ({reason}).") from None
     if config is None:
-        known = f"for example --config={example}." if example else own_code.instead("")
-        raise InputError(f"give an experiment, --config=FILE: {known}")
+        raise InputError(f"give an experiment, --config=FILE: {own_code.instead('')}")
     return config
 
 
@@ -155,12 +151,12 @@ def argument(argv: Sequence[str], name: str) -> str | None:
     return None
 
 
-def experiment_or_run(example: str) -> tuple[Path | None, ml_collections.ConfigDict]:
+def experiment_or_run() -> tuple[Path | None, ml_collections.ConfigDict]:
     if flags.FLAGS.workdir:
         return Path(flags.FLAGS.workdir), flags.FLAGS.config
     if flags.FLAGS["checkpoint"].present:
         raise InputError("--checkpoint is of a run; give its folder with --workdir.")
-    return None, given_experiment(flags.FLAGS["config"], example)
+    return None, given_experiment(flags.FLAGS["config"])
 
 
 def define(
@@ -193,7 +189,7 @@ def define(
     flags.DEFINE_string("eval_config", None, "Config FILE whose fields replace the run's.")
     if outside:
         flags.DEFINE_string("system", None, "FILE.py or module of a system of your own; it is run.")
-    if HELP & set(argv):
+    if commandline.HELP & set(argv):
         return
     if folder is None:
         raise InputError("give the folder of a trained run, for example --workdir=runs/hotpotqa.")
