@@ -124,7 +124,7 @@ def _beside(
     workdir: Path, config: ConfigDict, parts: Sequence[str], out: Path | None
 ) -> Path | None:
     """The folder of what other questions than the run's search; None: the run's own."""
-    others = are_others(workdir, config, parts, out, "FILE.jsonl")
+    others = are_others(workdir, config, parts, out)
     return out.with_suffix(".search") if out and others else None
 
 

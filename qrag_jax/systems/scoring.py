@@ -111,15 +111,13 @@ def of_others(workdir: Path, raw: ConfigDict, parts: Sequence[str]) -> list[str]
     ]
 
 
-def are_others(
-    workdir: Path, raw: ConfigDict, parts: Sequence[str], out: Path | None, form: str = "FOLDER"
-) -> bool:
+def are_others(workdir: Path, raw: ConfigDict, parts: Sequence[str], out: Path | None) -> bool:
     """Whether other questions than the run's are asked, which need a place of their own."""
     differing = of_others(workdir, raw, parts)
     if differing and out is None:
         raise InputError(
             f"what is asked is not the run's own (not as in its config: {', '.join(differing)}); "
-            f"give --out={form} for others, since the usual place in {workdir} is for its own."
+            f"give --out for others, since the usual place in {workdir} is for its own."
         )
     return bool(differing)
 
