@@ -82,7 +82,7 @@ def main() -> int:
         return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
     folder, draws = workdir or _own_folder(Path(str(file))), SAMPLED.value or 1
     opened = _opened(workdir, folder, config, file)
-    with writing(file or folder, "--out"), opened as (player, ending, what):
+    with writing(file or folder, "--out"), opened as (player, ending):
         weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
         out = file or folder / "predictions" / f"{weights.name}{ending}.jsonl"
         way, asked, restart = player.way(weights), player.questions, bool(RESTART.value)
@@ -90,7 +90,7 @@ def main() -> int:
     if status:
         return status
     count = len(asked.asked)
-    print(f"{what.format(count * draws, count)}, {weights.label}: {out}")
+    print(f"{count * draws} rows of {count} questions, {weights.label}: {out}")
     if config.system == deepretrieval_config.NAME:
         print("\n".join(rewritten_lines(REWRITES.read(out))))
     return 0
@@ -99,12 +99,12 @@ def main() -> int:
 @contextlib.contextmanager
 def _opened(
     workdir: Path | None, folder: Path, config: ConfigDict, out: Path | None
-) -> Iterator[tuple[Predictor, str, str]]:
-    """What plays, what ends the name of its file, and what its rows are."""
+) -> Iterator[tuple[Predictor, str]]:
+    """What plays, and what ends the name of its file."""
     if workdir and config.system == leret_config.NAME:
         pool = _beside(workdir, config, OF_QUESTIONS, out)
         with open_hop_predictor(config, workdir, pool=pool) as writer:
-            yield writer, "", "{} questions hop by hop"
+            yield writer, ""
     elif workdir and config.system == deepretrieval_config.NAME:
         queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
         if queries and out is None:
@@ -113,11 +113,11 @@ def _opened(
             )
         search = _beside(workdir, config, () if queries else OF_QUERIES, out)
         with open_rewriter(config, workdir, queries=queries, search=search) as rewriter:
-            yield rewriter, "", "{} queries rewritten"
+            yield rewriter, ""
     else:
         with open_players(config, workdir, folder, sampled=SAMPLED.value) as players:
             ((retriever, player),) = players.items()
-            yield player, f"-{retriever}", "{} episodes of {} questions"
+            yield player, f"-{retriever}"
 
 
 def _beside(
