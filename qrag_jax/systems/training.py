@@ -162,10 +162,9 @@ def _stopped(stop: StopSignal, step: int) -> int:
 
 def _done(run: Run, source: str) -> int:
     if run.checkpoints.best_step() == 0:
-        none = "no evaluation scored above them" if has_evaluation(run.workdir) else "none was made"
         log(
-            f"the best checkpoint is that of step 0, the untrained weights ({none}); "
-            "--checkpoint=last names the trained ones"
+            "the best checkpoint is that of step 0, the untrained weights: no evaluation scored "
+            "above them; --checkpoint=last names the trained ones"
         )
     command = ["python", "-m", "qrag_jax.evaluate", f"--workdir={buckets.shown(run.workdir)}"]
     score = shlex.join([*command, f"--system={source}"] if source else command)
