@@ -277,7 +277,7 @@ def answer(
             type=question.type,
         )
 
-    new, misses = _ask(submit, todo, request, read, logs.ANSWERS, out, batch)
+    new, misses = _ask(submit, todo, request, read, logs.ANSWERS, out=out, batch=batch)
     return rows + new, misses
 
 
@@ -301,7 +301,7 @@ def judge(
         return logs.VerdictRow(row.id, row.prediction, right, outcome.text, outcome.version)
 
     todo = [row for row in rows if row.id not in verdicts]
-    new, misses = _ask(submit, todo, request, read, logs.VERDICTS, out, batch)
+    new, misses = _ask(submit, todo, request, read, logs.VERDICTS, out=out, batch=batch)
     return verdicts | {each.id: each.right for each in new}, misses
 
 
@@ -311,6 +311,7 @@ def _ask(
     request: Callable[[Any], ChatRequest | Failure],
     read: Callable[[Any, Outcome], Any],
     log: row_log.RowLog,
+    *,
     out: Path,
     batch: int,
 ) -> tuple[list[Any], list[logs.Miss]]:
