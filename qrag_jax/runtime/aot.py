@@ -7,8 +7,6 @@ import contextlib
 import math
 import os
 import re
-import resource
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +14,6 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.experimental import topologies
-from jax.sharding import Mesh
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.whole_files import reading
@@ -132,14 +129,14 @@ def shortage(error: Exception) -> str | None:
     return f"the memory of the devices is not enough{size}; {SAVING}."
 
 
-def room(device: jax.Device, sharing: int = 1) -> int | None:
+def room(device: jax.Device, sharing: int) -> int | None:
     """The bytes of a device that are free; None if the platform does not say.
 
     So many devices are `sharing` a host's memory, where devices are processors.
     """
     if device.platform == "cpu":
-        kibibytes = _found(Path("/proc/meminfo"), r"MemAvailable:\s+(\d+) kB")
-        return min([int(kibibytes) * 2**10, *cgroup_room()]) // sharing if kibibytes else None
+        kibibytes = int(_found(Path("/proc/meminfo"), r"MemAvailable:\s+(\d+) kB"))
+        return min([kibibytes * 2**10, *cgroup_room()]) // sharing
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         return None
@@ -182,57 +179,39 @@ class Calls:
     with the jitted function, so nothing is compiled twice.
     """
 
-    def __init__(self, mesh: Mesh, log: Callable[[str], None]) -> None:
-        self._mesh, self._log = mesh, log
-        self._seen = set[int]()
+    def __init__(self, log: Callable[[str], None]) -> None:
+        self._log, self._seen = log, set[int]()
 
     def __call__(self, name: str, function: Any, arguments: Sequence[Any]) -> Any:
         with jax.transfer_guard("disallow"):
-            self._log_memory(name, function, arguments)
+            if id(function) not in self._seen:
+                self._seen.add(id(function))
+                _, needs = _memory(function.lower(*arguments).compile())
+                self._log(f"memory of the {name}: {needs}")
             return function(*arguments)
 
-    def _log_memory(self, name: str, function: Any, arguments: Sequence[Any]) -> None:
-        if id(function) in self._seen:
-            return
-        self._seen.add(id(function))
-        if (needs := _memory(function.lower(*arguments).compile())) is None:
-            return
-        there, more = needs[0], needs[1] + needs[2]
-        line = (
-            f"memory of the {name}: {shown(there + more)} per device, {shown(there)} of it there "
-            f"already and {shown(more)} more"
-        )
-        devices = self._mesh.local_devices
-        if (free := room(devices[0], len(devices))) is not None:
-            line += f"; {shown(free)} are free"
-            if more > free:
-                line += f", which is too little: {SAVING}"
-        self._log(line)
 
-
-def _memory(compiled: Any) -> tuple[int, int, int] | None:
-    """Bytes of arguments, of new results and of temporaries; None: the backend does not tell."""
-    if (found := compiled.memory_analysis()) is None:
-        return None
+def _memory(compiled: Any) -> tuple[int, str]:
+    """The bytes that a program needs on each device, and a line about them."""
+    found = compiled.memory_analysis()
+    there, temporary = found.argument_size_in_bytes, found.temp_size_in_bytes
     new = found.output_size_in_bytes - found.alias_size_in_bytes
-    return found.argument_size_in_bytes, new, found.temp_size_in_bytes
+    total = there + new + temporary
+    return total, (
+        f"{shown(total)} per device ({shown(there)} arguments, {shown(new)} new results, "
+        f"{shown(temporary)} temporary)"
+    )
 
 
 class PeakMemory:
-    """The peak memory of this process since the object was made.
-
-    On Linux the object resets the peak. Elsewhere the peak is that of the whole process so far.
-    """
+    """The peak memory of this process since the object was made."""
 
     def __init__(self) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # where that is forbidden, it is the peak so far
             Path("/proc/self/clear_refs").write_text("5")
 
     def mebibytes(self) -> float:
-        if kibibytes := _found(Path("/proc/self/status"), r"VmHWM:\s+(\d+) kB"):
-            return int(kibibytes) / 2**10
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        return peak / (2**20 if sys.platform == "darwin" else 2**10)
+        return int(_found(Path("/proc/self/status"), r"VmHWM:\s+(\d+) kB")) / 2**10
 
 
 # ---------------------------------------------------------------------- products
@@ -366,17 +345,9 @@ def program_lines(
     largest, kind = 0, devices[0].device_kind
     for program in programs:
         before = time.monotonic()
-        needs = _memory(program.function.lower(*program.arguments).compile())
-        took = f"compiled in {time.monotonic() - before:.1f} s"
-        if needs is None:
-            yield f"  {program.name}: {took}; this backend tells no bytes"
-            continue
-        largest = max(largest, sum(needs))
-        there, new, temporary = map(shown, needs)
-        yield (
-            f"  {program.name}: {shown(sum(needs))} per device ({there} arguments, {new} new "
-            f"results, {temporary} temporary), {took}"
-        )
+        total, needs = _memory(program.function.lower(*program.arguments).compile())
+        largest = max(largest, total)
+        yield f"  {program.name}: {needs}, compiled in {time.monotonic() - before:.1f} s"
         if least_seconds(kind, {}) is not None:
             flops = program.flops(len(devices))
             least = least_seconds(kind, flops) or 0.0

@@ -187,11 +187,9 @@ def enable_persistent_cache() -> Path:
                 raise PermissionError(errno.EPERM, "it is another user's")
             folder.chmod(0o700)
             # A home may be shared: a program for one processor may hold what another one lacks.
-            features, info = platform.machine(), Path("/proc/cpuinfo")
-            if info.exists():
-                lines = info.read_text(encoding="utf-8", errors="replace").split("\n")
-                has = (line for line in lines if line.startswith(("flags", "Features")))
-                features += next(has, "")
+            lines = Path("/proc/cpuinfo").read_text("utf-8", "replace").split("\n")
+            has = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+            features = platform.machine() + has
             folder /= hashlib.sha256(features.encode()).hexdigest()[:12]
             folder.mkdir(exist_ok=True)
     settings = {

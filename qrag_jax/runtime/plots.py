@@ -39,16 +39,22 @@ _STOPPED = {
 
 
 def plot_curve(metrics: Rows, out: Path, title: str) -> None:
-    """Draws a PNG against the optimizer step: evaluation above, training below.
+    """Draws a PNG against the optimizer step: evaluation above, training below, raw and smoothed.
 
-    Below are `train/loss`, raw and smoothed, and `train/mean_q` on a second axis; of agents,
-    `train/entropy` of the first passage drawn and `train/return`, because the loss of a policy that
-    has just acted is 0 by its making. Values that are not finite are left out.
+    Below are `train/loss` and `train/mean_q`; of agents, `train/entropy` of the first passage drawn
+    and `train/return`, because the loss of a policy that has just acted is 0 by its making. Values
+    that are not finite are left out.
 
     Args:
         metrics: rows with `step` and any of the names above, as from `read_metrics`.
     """
-    figure, (top, bottom) = _figure(7.0, title, 2)
+    below = {"train/loss": "loss", "train/mean_q": "mean Q"}
+    # Q-RAG has entropy and return as well, which tell less of it than loss and mean Q.
+    if not _series(metrics, "train/mean_q")[0] and _series(metrics, "train/entropy")[0]:
+        below = {"train/entropy": "entropy, nats", "train/return": "mean return"}
+    known = {label: _series(metrics, name) for name, label in below.items()}
+    known = {label: series for label, series in known.items() if series[0]}
+    figure, (top, *others) = _figure(4.0 + 2.5 * len(known), title, 1 + len(known))
     for name, label in _EVALUATED.items():
         steps, values = _series(metrics, name)
         if steps:
@@ -59,24 +65,11 @@ def plot_curve(metrics: Rows, out: Path, title: str) -> None:
             label = f"{label} ({values[-1]:.3f})"
             top.axhline(values[-1], ls="--", lw=1.2, color=f"C{number}", label=label)
     _label_share(top, "score")
-    left, right = ("train/loss", "loss"), ("train/mean_q", "mean Q")
-    # Q-RAG has entropy and return as well, which tell less of it than loss and mean Q.
-    if not _series(metrics, right[0])[0] and _series(metrics, "train/entropy")[0]:
-        left, right = ("train/entropy", "entropy, nats"), ("train/return", "mean return")
-    steps, values = _series(metrics, left[0])
-    bottom.plot(steps, values, color="C3", alpha=0.25, lw=0.8, label=left[1])
-    bottom.plot(steps, _smoothed(values), color="C3", lw=1.6, label=f"{left[1]}, smoothed")
-    bottom.set_ylabel(left[1])
-    handles = bottom.get_legend_handles_labels()[0]
-    steps, values = _series(metrics, right[0])
-    if steps:
-        other = bottom.twinx()
-        handles += other.plot(steps, values, color="C4", lw=1.2, label=f"{right[1]} (right)")
-        other.set_ylabel(right[1])
-    # Above the panel, because the right axis is drawn over everything inside the left one.
-    place: dict[str, Any] = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 3}
-    bottom.legend(handles=handles, fontsize="small", frameon=False, **place)
-    bottom.set_xlabel("optimizer step")
+    for axes, (label, (steps, values)) in zip(others, known.items(), strict=True):
+        axes.plot(steps, values, color="C3", alpha=0.25, lw=0.8)
+        axes.plot(steps, _smoothed(values), color="C3", lw=1.6)
+        axes.set_ylabel(label)
+    figure.supxlabel("optimizer step", fontsize="medium")
     _save(figure, out)
 
 
@@ -162,7 +155,7 @@ def _figure(height: float, title: str, panels: int, **how: Any) -> tuple[Figure,
 
     figure = Figure(figsize=(8.0, height), dpi=120, layout="constrained")
     figure.suptitle(title)
-    axes = figure.subplots(panels, 1, sharex=True, **how)
+    axes = figure.subplots(panels, 1, sharex=True, squeeze=False, **how)[:, 0]
     for each in axes:
         each.grid(alpha=0.3)
     return figure, axes

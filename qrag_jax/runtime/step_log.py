@@ -30,7 +30,6 @@ from qrag_jax.runtime.writers import Logged, MetricWriter
 
 Metrics = dict[str, jax.Array]
 SHOWN = 8  # most questions named in the message about one skipped step
-_IMPORTED = time.monotonic()
 LAST_VALUE = ("env_steps",)  # counts so far: the last value is written, not the mean
 
 
@@ -231,16 +230,10 @@ class StepLog(contextlib.AbstractContextManager):
 
 
 def process_age() -> float:
-    """Seconds since this process was created, including Python's start and every import.
-
-    On Linux it is exact to a hundredth of a second. Elsewhere it counts from this module's import.
-    """
-    try:
-        # proc_pid_stat(5): field 22, after the name in parentheses, is the start in clock ticks.
-        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-    except (AttributeError, OSError, ValueError):
-        return time.monotonic() - _IMPORTED
+    """Seconds since this process was created, including Python's start and every import."""
+    # proc_pid_stat(5): field 22, after the name in parentheses, is the start in clock ticks.
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 PERFETTO_NAME = "perfetto_trace.json.gz"

@@ -121,7 +121,7 @@ class Harr:
         # Programs that send between devices must begin in the same order on all of them, also those
         # of a thread that plays ahead.
         self.device, self.counts = threading.Lock(), Counts()
-        self._call = Calls(self.mesh, log)
+        self._call = Calls(log)
         config, inputs, index = self.config, self.inputs, self.inputs.index
         self.train, self.profile, self.data = config.train, config.profile, inputs.data
         self.provenance, self.model = self.models.provenance, self.models.model

@@ -101,7 +101,7 @@ class QRag:
 
     def __post_init__(self) -> None:
         self.train, self.profile = self.config.train, self.config.profile
-        self._call = Calls(self.mesh, log)
+        self._call = Calls(log)
         stores = {**self.inputs.stores, DEV: self.inputs.dev_store}
         self.data = {name: store.content_key for name, store in stores.items()}
         self.provenance = self.service.provenance if self.service else {}

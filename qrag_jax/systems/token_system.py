@@ -208,7 +208,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         self.train, self.profile = self.config.train, self.config.profile
         self.data, self.provenance = self.inputs.data, dict[str, Any]()
         self.counts = Counts()  # of what was played on this host
-        self._call = Calls(self.mesh, log)
+        self._call = Calls(log)
         self.shown = self.SHOWN
         self._step: int | None = None  # of the next update
         self._imitation = getattr(self.config, self.config.IMITATION)
