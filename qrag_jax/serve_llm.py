@@ -16,7 +16,7 @@ from pathlib import Path
 
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import LlmConfig, ServerConfig
-from qrag_jax.llm.server.server import server_of, started
+from qrag_jax.llm.server.server import open_server
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.config_fields import fill
 from qrag_jax.runtime.interrupt import LOOK_EVERY, Stopped, StopSignal
@@ -32,9 +32,12 @@ def main() -> int:
     config = LlmConfig(model=llm.model, server=fill(ServerConfig, llm.server, "llm.server")).asked(
         "qrag serve_llm"
     )
-    log = partial(print, file=sys.stderr, flush=True)
-    server, status = server_of(config, Path(), log=log), 130
-    with StopSignal() as stop, contextlib.suppress(Stopped), started(server) as wait:
+    log, status = partial(print, file=sys.stderr, flush=True), 130
+    with (
+        StopSignal() as stop,
+        contextlib.suppress(Stopped),
+        open_server(config, Path(), log=log) as (server, wait),
+    ):
         wait(stop)
         status = 0
         # The one line on standard output, for scripts.

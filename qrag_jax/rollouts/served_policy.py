@@ -34,7 +34,7 @@ from qrag_jax.llm.config import ServedConfig
 from qrag_jax.llm.endpoint import Endpoint
 from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome, Request
 from qrag_jax.llm.server.publish import Publisher, PublishError, Weights
-from qrag_jax.llm.server.server import Existing, Server, server_of, started
+from qrag_jax.llm.server.server import Existing, Server, open_server
 from qrag_jax.models.compute.lora import LORA_B, Adapted, attach, merge
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import LanguageModel
@@ -127,21 +127,10 @@ class ServedPolicy:
         self._llm = llm.serving(str(model.folder.absolute()), np.dtype(products).name)
         self._model, self._speech = model, speech
         self._sampling, self._lora, self._staleness = sampling, lora, staleness
-        self._closing = contextlib.ExitStack()
+        self._workdir, self._closing = workdir, contextlib.ExitStack()
         self._seconds: list[float] = []  # of each hand-over, until the server's answer
-        # All are there when the server answers.
+        # Both are there when the server answers.
         self._publisher: Publisher | None = None
-
-        def published(do: Callable[[Publisher], object]) -> None:
-            if self._publisher is not None:
-                do(self._publisher)
-
-        hooks: dict[str, Any] = {
-            "log": log,
-            "on_down": partial(published, Publisher.forget),
-            "on_up": partial(published, Publisher.republish),
-        }
-        self._server = server_of(self._llm, workdir, jax.process_index(), **hooks)
         self._client: Client | None = None
         # A server that runs for longer than this process must not see a name twice.
         self._own, self._tries = secrets.token_hex(3), 0
@@ -149,7 +138,20 @@ class ServedPolicy:
     @contextlib.contextmanager
     def open(self) -> Iterator[ServedPolicy]:
         """Starts the server, while the caller goes on; it ends with the block."""
-        with started(self._server) as self._wait, self._closing:
+
+        def published(do: Callable[[Publisher], object]) -> None:
+            if self._publisher is not None:
+                do(self._publisher)
+
+        opened = open_server(
+            self._llm,
+            self._workdir,
+            jax.process_index(),
+            log=log,
+            on_down=partial(published, Publisher.forget),
+            on_up=partial(published, Publisher.republish),
+        )
+        with opened as (self._server, self._wait), self._closing:
             yield self
 
     def wait(self, stop: StopSignal) -> None:

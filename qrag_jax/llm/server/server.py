@@ -259,33 +259,13 @@ class ServerLog:
 # ---------------------------------------------------------------- the section `llm`
 
 
+@dataclasses.dataclass
 class Existing:
-    """A running server that we did not start, with the interface of `Server`."""
+    """A running server that we did not start."""
 
+    url: str
+    name: str
     failure = ""
-
-    def __init__(self, url: str, name: str, api_key: str = "") -> None:
-        self.url, self.name = url, name
-        self._endpoint = Endpoint(self.url, api_key)
-
-    def start(self) -> Existing:
-        """Checks that the server serves the model."""
-        names = self._endpoint.model_names()
-        if not names:
-            reason = self._endpoint.get("/v1/models").reason
-            raise InputError(
-                f"config.llm.url: {self.url} does not list its models ({reason}); start the "
-                "server, or leave the url empty to have one started."
-            )
-        if self.name not in names:
-            raise InputError(
-                f"config.llm.model: {self.url} serves {', '.join(names)}, not {self.name!r}; give "
-                "one of its names."
-            )
-        return self
-
-    def stop(self) -> None:
-        """Does nothing: we did not start the server."""
 
 
 def of_host(name: str, host: int) -> str:
@@ -296,17 +276,19 @@ def of_host(name: str, host: int) -> str:
     return str(path.with_name(f"{path.stem}-{host}{path.suffix}"))
 
 
-def server_of(
+@contextlib.contextmanager
+def open_server(
     llm: LlmConfig | ServedConfig, workdir: Path, host: int = 0, **hooks: Callable[..., None]
-) -> Server | Existing:
-    """The server of `config.llm`, not yet started: a running one, or one of our own.
+) -> Iterator[tuple[Server | Existing, Callable[[StopSignal], None]]]:
+    """The server of `config.llm`: a running one, or one of our own, which ends with the block.
 
-    Its log is in the workdir, one of each host (by its number), unless the log's path is absolute;
-    `hooks` are those of `Server`.
+    Ours starts while the caller goes on. The function that is yielded, too, waits until it answers,
+    and raises `Stopped` if the run is to stop first. Its log is in the workdir, one of each host
+    (by its number), unless the log's path is absolute; `hooks` are those of `Server`.
     """
     if llm.url:
-        client = llm.client(llm.url, llm.model)
-        return Existing(client.url, llm.model, client.api_key())
+        yield _running(llm), lambda stop: None
+        return
     assert llm.server is not None
     config = dataclasses.replace(
         llm.server,
@@ -315,30 +297,34 @@ def server_of(
     )
     interpreter(config.python)
     read_key(llm.api_key_env, f"{PREFIX}api_key_env")  # refused before the server starts
-    return Server(config, **hooks)
+    server = Server(config, **hooks)
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.stop)
+        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(1, "vllm-start"))
+        starting = pool.submit(server.start)
+        # A server that is starting gives up; one that has not begun does not begin.
+        stack.callback(server.stop)
+        stack.callback(starting.cancel)
+        yield server, lambda stop: wait_for(starting, stop.check)
 
 
-@contextlib.contextmanager
-def started(server: Server | Existing) -> Iterator[Callable[[StopSignal], None]]:
-    """Starts a server while the caller goes on; it ends with the block.
-
-    Yields a function that waits until it answers; it raises `Stopped` if the run is to stop first.
-    """
-    pool = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="vllm-start")
-    starting: concurrent.futures.Future[Any] = pool.submit(server.start)
-
-    def wait(stop: StopSignal) -> None:
-        wait_for(starting, stop.check)
-
-    try:
-        if isinstance(server, Existing):
-            starting.result()  # it is only checked; so an error is raised at once
-        yield wait
-    finally:
-        starting.cancel()
-        server.stop()  # a server that is starting gives up; one that has not begun does not begin
-        pool.shutdown()
-        server.stop()
+def _running(llm: LlmConfig | ServedConfig) -> Existing:
+    """Checks that the server at `llm.url` serves the model."""
+    client = llm.client(llm.url, llm.model)
+    endpoint = Endpoint(client.url, client.api_key())
+    names = endpoint.model_names()
+    if not names:
+        raise InputError(
+            f"config.llm.url: {client.url} does not list its models "
+            f"({endpoint.get('/v1/models').reason}); start the server, or leave the url empty to "
+            "have one started."
+        )
+    if llm.model not in names:
+        raise InputError(
+            f"config.llm.model: {client.url} serves {', '.join(names)}, not {llm.model!r}; give "
+            "one of its names."
+        )
+    return Existing(client.url, llm.model)
 
 
 @dataclasses.dataclass
@@ -369,13 +355,14 @@ def open_model(
     if not llm.url and llm.server is not None and not version:
         # Folders of the same name may hold different weights; their answers must not be mixed.
         version = served_version(llm.server, log)
-    server = server_of(llm, workdir, host, log=log)
     generation = _generation(llm, seed)
     # The folder of an equal model may have another name.
     drawn = {n: value for n, value in vars(generation).items() if n not in ("count", "tokenizer")}
     sampled = {f"{PREFIX}{name}": value for name, value in drawn.items()}
-    depends = {"the model": server.name, f"{PREFIX}version": version, **sampled}
-    with started(server) as wait, contextlib.ExitStack() as stack:
+    with (
+        open_server(llm, workdir, host, log=log) as (server, wait),
+        contextlib.ExitStack() as stack,
+    ):
 
         def ready(stop: StopSignal) -> Client:
             from qrag_jax.llm.client import Client
@@ -385,6 +372,7 @@ def open_model(
             config = llm.client(server.url, server.name, version=version, cache=cache)
             return stack.enter_context(Client(config, log))
 
+        depends = {"the model": server.name, f"{PREFIX}version": version, **sampled}
         yield Model(generation, depends, lambda: server.failure, ready)
 
 

@@ -16,7 +16,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import LlmConfig, ServerConfig
 from qrag_jax.llm.endpoint import Endpoint
-from qrag_jax.llm.server.server import LAST_LINES, Existing, Server, ServerLog, server_of
+from qrag_jax.llm.server.server import LAST_LINES, Existing, Server, ServerLog, open_server
 from tests.entry_points import ROOT, wait_until
 from tests.llm.model_server import chat, texts
 from tests.llm.stand_in import StandIn, running
@@ -58,15 +58,19 @@ def test_only_this_user_reaches_its_socket_and_nothing_is_left(
 def test_one_that_is_running_already(config: ServerConfig, tmp_path: Path) -> None:
     with Server(config, log=lambda line: None) as own:
         assert Endpoint(own.url).model_names() == ("little",)
-        server = server_of(LlmConfig(own.url, "little"), tmp_path)
-        assert isinstance(server, Existing)
-        assert (server.start().url, server.name) == (own.url, "little")
-        server.stop()
+        with open_server(LlmConfig(own.url, "little"), tmp_path) as (server, _):
+            assert server == Existing(own.url, "little")
         assert Endpoint(own.url).model_names()  # it is left as it is
-        with pytest.raises(InputError, match="'large'"):
-            server_of(LlmConfig(own.url, "large"), tmp_path).start()
-    with pytest.raises(InputError, match=r"config\.llm\.url"):
-        server.start()
+        with (
+            pytest.raises(InputError, match="'large'"),
+            open_server(LlmConfig(own.url, "large"), tmp_path),
+        ):
+            pass
+    with (
+        pytest.raises(InputError, match=r"config\.llm\.url"),
+        open_server(LlmConfig(own.url, "little"), tmp_path),
+    ):
+        pass
 
 
 def test_one_that_will_not_stop(
