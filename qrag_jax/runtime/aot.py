@@ -136,16 +136,17 @@ def room(device: jax.Device, sharing: int) -> int | None:
     """
     if device.platform == "cpu":
         kibibytes = int(_found(Path("/proc/meminfo"), r"MemAvailable:\s+(\d+) kB"))
-        return min([kibibytes * 2**10, *cgroup_room()]) // sharing
+        return min([kibibytes * 2**10, *_cgroup_room()]) // sharing
     stats = device.memory_stats() or {}
     if "bytes_limit" not in stats:
         return None
     return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
 
 
-def cgroup_room(root: Path = Path("/sys/fs/cgroup")) -> list[int]:
+def _cgroup_room() -> list[int]:
     """The bytes that this process's control groups (version 2) leave it, as of a container."""
-    rooms, group = [], root / _found(Path("/proc/self/cgroup"), "^0::/(.*)$")
+    root, rooms = Path("/sys/fs/cgroup"), []
+    group = root / _found(Path("/proc/self/cgroup"), "^0::/(.*)$")
     for folder in (group, *group.parents):
         if folder.is_relative_to(root):
             with contextlib.suppress(OSError, ValueError):  # "max"; or there is no limit

@@ -6,13 +6,12 @@ or refuses to stop.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 SCRIPT = """
@@ -102,24 +101,11 @@ def model_folder(tmp_path: Path) -> Path:
 def running(pid: int) -> bool:
     """Whether a process exists and is not a zombie."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    stat = Path(f"/proc/{pid}/stat")
-    try:
-        return stat.read_text().rpartition(")")[2].split()[0] != "Z" if stat.exists() else True
-    except (FileNotFoundError, ProcessLookupError):
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
 
 
 def family(root: int) -> list[int]:
     """The process `root` and all its descendants that still exist."""
-    children: dict[int, list[int]] = {}
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(stat.parent.name))
-    pids = [root]
-    for pid in pids:  # it grows meanwhile
-        pids += children.get(pid, [])
-    return pids
+    return [root, *(child.pid for child in psutil.Process(root).children(recursive=True))]

@@ -20,7 +20,6 @@ from qrag_jax.llm.outcomes import (
     read_error,
     read_outcome,
     request_key,
-    retry_after,
 )
 
 MESSAGES = (("user", "a"),)
@@ -90,14 +89,6 @@ def test_errors_in_any_words() -> None:
         (400, "The prompt is longer than the maximum model length of 256.", "too_long"),
     ):
         assert read_error(status, text).cause == expected
-
-
-def test_seconds_that_a_server_asks_to_wait() -> None:
-    assert retry_after({"retry-after": "2.5"}) == 2.5
-    for value in ("", "-3", "nan", "soon", "Mon, 01 Jan 2001 00:00:00 GMT"):
-        assert retry_after({"retry-after": value}) == 0.0
-    # A wait without end is longer than any deadline.
-    assert retry_after({"retry-after": "9" * 100_000}) == math.inf
 
 
 # ---------------------------------------------------------------- counts

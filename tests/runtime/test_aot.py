@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -13,16 +12,9 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.aot import TARGETS, Calls, cgroup_room, described_devices, fit, product_flops
+from qrag_jax.runtime.aot import TARGETS, Calls, described_devices, fit, product_flops
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import CompilationCounter
-
-
-def test_a_containers_limit_counts(tmp_path: Path) -> None:
-    for name, text in (("max", "4096"), ("current", "1024"), ("stat", "anon 5\ninactive_file 256")):
-        (tmp_path / f"memory.{name}").write_text(f"{text}\n")
-    assert {*cgroup_room(tmp_path)} == {4096 - 1024 + 256}
-    assert cgroup_room(tmp_path / "none") == []
 
 
 def test_memory_of_a_program_is_logged_once_and_compiles_nothing_twice() -> None:

@@ -18,9 +18,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.feedback.llm import metrics_of_all
 from qrag_jax.feedback.rewards import sums_of_all
-from qrag_jax.llm.outcomes import Answer, Counters, Failure
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import Stopped
@@ -61,17 +59,12 @@ LAST = 600  # step
 def test_two_hosts_fail_and_stop_together(tmp_path: Path) -> None:
     run_two_processes(__name__, str(tmp_path))
     first, second = (json.loads((tmp_path / f"{n}.json").read_text()) for n in (0, 1))
-    both = counters(0)
-    both.add(counters(1))
-    every = both.as_metrics()
-    assert (every["llm/answers"], every["llm/failures_timeout"]) == (10, 2)
     for found in (first, second):
         assert found["none"] == []
         assert found["first"] == ["InputError", "no such file."]
         assert found["lost"] == ["FeedbackLost", "the model is gone."]
         assert found["stopped"] == ["Stopped", "SIGTERM"]
         assert found["exact"] == [True, True]
-        assert found["counters"] == every
         assert found["failures"] == {"both": 2, "of 0": 2, "of 1": 3}
     # Each raises its own failure, if it has one.
     assert [found["both"][1] for found in (first, second)] == ["host 0.", "host 1."]
@@ -103,15 +96,6 @@ def stopped_before() -> int:
     return LAST
 
 
-def counters(host: int) -> Counters:
-    """Of a host's calls of a language model."""
-    found = Counters()
-    for number in range(3 + 4 * host):
-        found.called(Answer("a"), 0.1 * (number + 1) * (1 + host), 1)
-    found.called(Failure("timeout", "late", 1), 9.0, 2)
-    return found
-
-
 def one_of_two(out: Path, address: str, number: int) -> None:
     jax.distributed.initialize(address, num_processes=2, process_id=number)
 
@@ -128,7 +112,6 @@ def one_of_two(out: Path, address: str, number: int) -> None:
         "stopped": raised(lambda: hosts.fail_together(stopped[number], FeedbackLost)),
         "both": raised(lambda: hosts.fail_together(InputError(f"host {number}."), FeedbackLost)),
         "exact": [x.tobytes() == y.tobytes() for x, y in zip(gathered, values, strict=True)],
-        "counters": metrics_of_all(counters(number)),
         "failures": sums_of_all({"both": 1, f"of {number}": 2 + number}),
         "step": stopped_before(),
     }

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,6 +17,7 @@ from qrag_jax.retrieval.protocol import Passage
 from tests.entry_points import Commands
 
 LIMIT = 60  # seconds
+_REQUESTS = ThreadPoolExecutor(16)
 
 
 class Served(NamedTuple):
@@ -35,16 +35,7 @@ class Served(NamedTuple):
 
     def later(self, path: str, body: Mapping[str, Any]) -> Future[httpx.Response]:
         """The answer to a request that is sent by a thread of its own."""
-        answer: Future[httpx.Response] = Future()
-
-        def ask() -> None:
-            try:
-                answer.set_result(self.post(path, body))
-            except httpx.HTTPError as error:
-                answer.set_exception(error)
-
-        threading.Thread(target=ask, daemon=True).start()
-        return answer
+        return _REQUESTS.submit(self.post, path, body)
 
     def measure(self, name: str) -> float:
         """A value of `/metrics`, such as `qrag_queue_questions`."""
