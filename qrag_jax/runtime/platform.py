@@ -14,7 +14,6 @@ import pkgutil
 import platform
 import re
 import threading
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -105,14 +104,15 @@ def ask_determinism(*, described: bool = False) -> None:
     """
     own = os.environ.get(VARIABLE, "").strip()
     if own[:1] in ("", "-") and (described or _can_use_gpus()):
-        new = OPTIONS.keys() - _options(own).keys()
-        missing = [f"--{name}={str(on).lower()}" for name, on in OPTIONS.items() if name in new]
-        os.environ[VARIABLE] = " ".join(filter(None, [own, *missing]))
+        new = [f"--{name}={str(on).lower()}" for name, on in OPTIONS.items() if name not in own]
+        os.environ[VARIABLE] = " ".join(filter(None, [own, *new]))
 
 
 def is_deterministic() -> bool:
     """Whether XLA_FLAGS asks for deterministic programs, by whomever it was set."""
-    return any(_options(os.environ.get(VARIABLE, ""), _EITHER).values())
+    words = (word.lstrip("-").partition("=") for word in os.environ.get(VARIABLE, "").split())
+    last = {name: value.lower() for name, _, value in words if name in _EITHER}
+    return not {*last.values()} <= {"false", "0", "f", "no", "n"}
 
 
 def _can_use_gpus() -> bool:
@@ -125,13 +125,6 @@ def _can_use_gpus() -> bool:
     return any(
         name.startswith(("xla_cuda", "xla_rocm")) for _, name, _ in pkgutil.iter_modules(folders)
     )
-
-
-def _options(flags: str, options: Collection[str] = OPTIONS) -> dict[str, bool]:
-    """Which of these options the flags set, and to what; the last word of an option holds."""
-    off = {"false", "0", "f", "no", "n"}
-    words = (word.lstrip("-").partition("=") for word in flags.split())
-    return {name: value.lower() not in off for name, _, value in words if name in options}
 
 
 # ---------------------------------------------------------------------- compiled programs

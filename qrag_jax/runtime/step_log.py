@@ -202,11 +202,10 @@ class StepLog(contextlib.AbstractContextManager):
         progress, counter = self._run.progress, self._run.counter
         rows = jax.device_get(self._metrics)
         # A skipped step does not hide the others' loss.
-        known = {name: list[float]() for row in rows for name in row}
-        for row in rows:
-            for name, value in row.items():
-                known[name] += [value] if np.isfinite(value) else []
-        means = {name: float(np.mean(own)) if own else math.nan for name, own in known.items()}
+        means = dict[str, float]()
+        for name in dict.fromkeys(name for row in rows for name in row):
+            values = [row[name] for row in rows if name in row and np.isfinite(row[name])]
+            means[name] = float(np.mean(values)) if values else math.nan
         skipped = round(means.pop("skipped") * len(rows))
         self._watch.line(len(rows), means, skipped)
         means |= {name: float(rows[-1][name]) for name in LAST_VALUE if name in rows[-1]}
