@@ -142,15 +142,12 @@ class RerankRequest:
 
     query: str
     documents: tuple[str, ...]  # one at least
-    # further fields of the body, such as vLLM's `{"truncate_prompt_tokens": -1}`
-    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict, kw_only=True, hash=False)
 
     path = "/rerank"
     greedy = True  # the same request has the same answer
 
     def body(self, model: str) -> dict[str, Any]:
-        body = {"model": model, "query": self.query, "documents": list(self.documents)}
-        return body | dict(self.extra)
+        return {"model": model, "query": self.query, "documents": list(self.documents)}
 
 
 @dataclasses.dataclass(frozen=True)
