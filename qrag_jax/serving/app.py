@@ -10,12 +10,11 @@ up: what of it still waits is not searched.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_address
 from typing import Any
 
@@ -280,14 +279,6 @@ def url_of(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-class _Server(uvicorn.Server):
-    """A server that leaves signals alone: after its own handlers, the process would die of them."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 def serve_http(
     app: FastAPI,
     listening: socket.socket,
@@ -308,11 +299,11 @@ def serve_http(
         server_header=False,
         timeout_graceful_shutdown=STOP_SECONDS,
     )
-    server = _Server(config)
+    server = uvicorn.Server(config)  # it takes signals while it serves, and hands them to `stop`
 
     async def watched() -> None:
         announced = False
-        while not (stop.requested or worker.error):
+        while not (server.should_exit or stop.requested or worker.error):
             if worker.state == searcher.READY and not announced:
                 announced = True
                 on_ready()

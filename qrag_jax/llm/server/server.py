@@ -279,7 +279,7 @@ def of_host(name: str, host: int) -> str:
 @contextlib.contextmanager
 def open_server(
     llm: LlmConfig | ServedConfig, workdir: Path, host: int = 0, **hooks: Callable[..., None]
-) -> Iterator[tuple[Server | Existing, Callable[[StopSignal], None]]]:
+) -> Iterator[tuple[Server | Existing, Callable[[StopSignal], object]]]:
     """The server of `config.llm`: a running one, or one of our own, which ends with the block.
 
     Ours starts while the caller goes on. The function that is yielded, too, waits until it answers,
