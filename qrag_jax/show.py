@@ -4,7 +4,7 @@
 
 A run is its folder, or one log in it. Of a folder the page has the learning curves and the newest
 log of its evaluations; without one, the sample of episodes that its training kept. The page needs
-no server or network. The scores of all files of predictions in the folders are printed as a table.
+no server or network.
 """
 
 from __future__ import annotations
@@ -25,15 +25,13 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import evaluation
 from qrag_jax.metrics.row_log import object_in, read_record
-from qrag_jax.metrics.rows import RETRIEVALS, TOOL_EPISODES, scored_episodes
-from qrag_jax.metrics.summaries import episode_summary, episode_table
+from qrag_jax.metrics.rows import RETRIEVALS
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
 from qrag_jax.runtime.whole_files import write_whole, writing
 from qrag_jax.runtime.writers import EPISODES_NAME, METRICS_NAME, read_metrics
 
 POINTS = 400  # of one curve, at most
-MOST_FOUND = 30  # passages of a search that are shown
 _SAMPLE = frozenset({"step", "kind", "row"})  # fields of a line of the sample that a training keeps
 
 Data = dict[str, Any]  # as the page's script takes it
@@ -54,7 +52,6 @@ def main() -> int:
     out = Path(flags.FLAGS.out) if flags.FLAGS.out else first / "show.html"
     if out.is_dir():
         raise InputError(f"--out={out} is a folder; give the name of a file, such as show.html.")
-    table = score_table(paths)
     runs, sections = zip(*(shown(path, flags.FLAGS.episodes) for path in paths), strict=True)
     with_episodes = [section for section in sections if section is not None]
     title = ", ".join(dict.fromkeys(run["name"] for run in runs))
@@ -65,8 +62,8 @@ def main() -> int:
         write_whole(out, html_page)
     notes = [(run["name"], note) for run in runs for note in run["notes"]]
     notes += [(each["title"], note) for each in with_episodes for note in each["notes"]]
-    for line in (*table, *(f"{name}: {note}" for name, note in notes)):
-        print(line)
+    for name, note in notes:
+        print(f"{name}: {note}")
     print(f"{out}: {about} {len(html_page) / 2**20:.1f} MiB")
     return 0
 
@@ -143,9 +140,7 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
         read = evaluation.KINDS[kind][0].read
         rows, before = read(log), read(early) if early else []
     notes = [f"Log: {log}."] + [f"Before training: {early}."] * bool(early)
-    if untrained:
-        notes.append("These are episodes of the untrained weights.")
-    elif not before:
+    if not untrained and not before:
         notes.append("What was done before training is not here: qrag evaluate writes it.")
     if 0 < most < len(rows):
         notes.append(f"Shown are {most} of {len(rows)} episodes, spread evenly.")
@@ -183,25 +178,6 @@ def _read_sample(path: Path) -> tuple[str, int, list[Any], list[Any]]:
     return kind, last, at(last), at(0) if last else []
 
 
-def score_table(paths: Sequence[Path]) -> list[str]:
-    """The scores of all files of predictions in these folders."""
-    files = sorted({file for path in paths for file in [path, *path.rglob("*.jsonl")]})
-    records = {file: read_record(file) for file in files if file.suffix == ".jsonl"}
-    named = {
-        file: f"{record['checkpoint']}, {record['retriever']}"
-        for file, record in records.items()
-        # Those of environments of others have no retriever, and scores of their own.
-        if record.get("kind") == TOOL_EPISODES and "retriever" in record
-    }
-    if not named:
-        return []
-    base, scores = os.path.commonpath([file.absolute().parent for file in named]), {}
-    for file, name in named.items():
-        summary = episode_summary(scored_episodes(file))
-        scores[f"{os.path.relpath(file, base)}: {name}"] = summary
-    return episode_table(scores, {})
-
-
 # ------------------------------------------------------------------------------ the page
 # The data stand in the page as JSON. The script makes elements of them and sets their texts, so
 # nothing of data or models is read as HTML. A policy in the page lets a browser run this one
@@ -210,8 +186,9 @@ def score_table(paths: Sequence[Path]) -> list[str]:
 
 def page(title: str, about: str, runs: Sequence[Data], sections: Sequence[Data]) -> bytes:
     """The page, in UTF-8: the curves of all runs together, and one section below the other."""
-    whole = {"about": about, "runs": runs, "sections": [*map(_pooled, sections)]}
-    data = json.dumps(whole, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    whole = {"about": about, "runs": runs, "sections": sections}
+    compact: Data = {"separators": (",", ":"), "default": vars}  # episodes and steps
+    data = json.dumps(whole, ensure_ascii=False, allow_nan=False, **compact)
     # The first ones would end the element that holds the data, or begin a comment in it; the last
     # two are line ends of older JavaScript.
     for character in "<>&\u2028\u2029":
@@ -224,35 +201,6 @@ def page(title: str, about: str, runs: Sequence[Data], sections: Sequence[Data])
     digests = {"style_hash": _digest(style), "script_hash": _digest(script)}
     # Half a surrogate pair is no text.
     return html_page.format(**parts, **digests).encode("utf-8", "replace")
-
-
-def _pooled(section: Data) -> Data:
-    """The section with its texts and tokens in a pool, each once; steps have their numbers."""
-    pool: dict[Any, int] = {}
-
-    def number(value: Any) -> int:
-        return pool.setdefault(value, len(pool))
-
-    def step(each: evaluation.Step) -> Data:
-        if each.tokens:
-            fields = {"head": each.head, "kind": each.kind, "log_probs": each.log_probs}
-            return fields | {"tokens": [*map(number, each.tokens)]}
-        found = [*each.found[:MOST_FOUND]]
-        if len(each.found) > MOST_FOUND:
-            found.append(evaluation.Found(f"and {len(each.found) - MOST_FOUND} more"))
-        return {"head": each.head, "query": each.query, "text": each.text, "found": pairs(found)}
-
-    def pairs(found: Sequence[evaluation.Found]) -> list[Any]:
-        return [(number(each.name), each.score, each.gold, number(each.text)) for each in found]
-
-    def episode(each: evaluation.Episode | None) -> Data | None:
-        if each is None:
-            return None
-        steps, missed = [*map(step, each.steps)], pairs(each.missed)
-        return vars(each) | {"steps": steps, "missed": missed, "before": episode(each.before)}
-
-    episodes = [*map(episode, section["episodes"])]
-    return section | {"episodes": episodes, "pool": [*pool]}
 
 
 def _digest(text: str) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.metrics.facts import fact_em
-from qrag_jax.metrics.rows import PREDICTIONS, RETRIEVALS, TOOL_EPISODES
+from qrag_jax.metrics.rows import PREDICTIONS, RETRIEVALS
 from tests.entry_points import EVAL_EVERY, STEPS, Commands, refusal
 from tests.evaluators.shown_pages import HOSTILE, prediction, read_page
 from tests.retrieval_logs import played_rows
@@ -111,7 +111,6 @@ def test_a_reader_opens_episodes_and_planted_markup_does_not_run(
     lines = [json.dumps({"step": step, **scores}) + "\n" for step in (1, 2)]
     (run / "metrics.jsonl").write_text("".join(lines))
     PREDICTIONS.append(tmp_path / "tokens.jsonl", [prediction(n, n / 4) for n in range(3)])
-    (tmp_path / "tokens.json").write_text(json.dumps({"kind": TOOL_EPISODES}))
     page = tmp_path / "page.html"
     commands.succeed("show", str(run), str(tmp_path / "tokens.jsonl"), f"--out={page}")
 

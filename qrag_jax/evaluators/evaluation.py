@@ -8,10 +8,9 @@ shown needs one function, one line in `KINDS` and its words in episode_words.jso
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,8 +24,7 @@ from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.runtime import bounded_json, hosts, whole_files
 
 LONGEST = 300  # characters that are shown of a text
-_MOST_FOUND = 10  # passages of a search
-_MARKS = re.compile(r"([\\`*_{}\[\]()#+\-.!|~>])")
+_MOST_FOUND, _MOST_REWRITTEN = 10, 30  # passages of a search in texts; of a rewritten one on pages
 Settings = Mapping[str, Any]  # fields of a run's config, by their dotted names
 
 _MASKED = "masked"  # `rollouts.trajectories.MASKED`, whose module brings jax
@@ -201,9 +199,9 @@ def _agents(row: logs.AgentRow, settings: Settings) -> Episode:
 
 
 def _rewrites(row: logs.RewriteRow, settings: Settings) -> Episode:
-    text = f"the model wrote: {row.text}" if row.text else ""
-    found = [Found(*pair) for pair in row.found or ()]
-    step = Step([row.outcome, f"{row.sampled} tokens"], row.query, text, found)
+    text, found = f"the model wrote: {row.text}" if row.text else "", row.found or ()
+    head = [row.outcome, f"{row.sampled} tokens", f"{len(found)} found"]
+    step = Step(head, row.query, text, [Found(*pair) for pair in found[:_MOST_REWRITTEN]])
     return Episode((row.id, row.collection), row.original, [step])
 
 
@@ -320,7 +318,7 @@ def sampler(
     def sample(most: int) -> EpisodeSample:
         rows = [row_of(played[place]) for place in spread(len(played), most)]
         kept, words = [*filter(_is_finite, rows)], words_of(log.name)
-        parts = ["\n".join(_lines(each, words)) for each in episodes_of(log.name, kept)]
+        parts = [_text(each, words) for each in episodes_of(log.name, kept)]
         return EpisodeSample(log.name, [log.to_json(row) for row in kept], "\n\n".join(parts))
 
     return sample
@@ -333,42 +331,31 @@ def spread(count: int, most: int) -> list[int]:
     return np.linspace(0, count - 1, most).round().astype(int).tolist()
 
 
-def _lines(episode: Episode, words: Any) -> Iterator[str]:
-    """For TensorBoard's texts; all that is of data or models is escaped."""
-    parts = [f"{name}: {_text(text)}" for name, text in episode.facts]
+def _text(episode: Episode, words: Mapping[str, str]) -> str:
+    """For TensorBoard's texts: a block of code, in which Markdown and HTML read nothing."""
+    parts = [f"{name}: {text}" for name, text in episode.facts]
     if episode.score is not None:
         parts.insert(0, f"{words['score']} {episode.score:.3f}")
     if episode.answered is not None:
-        parts.append(f"answered: {_text(episode.answered)}")
+        parts.append(f"answered: {episode.answered}")
     if episode.answers:
-        parts.append(f"right: {_text(' / '.join(episode.answers))}")
-    yield f"### {_text(episode.question)}\n"
-    yield "; ".join(parts) + "\n"
+        parts.append(f"right: {' / '.join(episode.answers)}")
+    lines = [episode.question, "; ".join(parts)]
+
+    def add(mark: str, found: Found) -> None:
+        score = "" if found.score is None else f"{words['found']} {found.score:.3f}, ".lstrip()
+        gold = "GOLD " if found.gold else ""
+        lines.append(f"- {mark}{gold}{score}{found.name}: {found.text}")
+
     # The first text that is observed is the prompt, the same in all episodes.
     steps = [each for n, each in enumerate(episode.steps) if n or each.kind != "observed"]
     for number, step in enumerate(steps, start=1):
-        parts = [_text(", ".join(step.head))] if step.head else []
-        if step.query is not None:
-            parts.append(f"**{_text(step.query) or '(no query)'}**")
-        parts += [_text(step.text)] if step.text else []
-        parts += [_found(each, words["found"]) for each in step.found[:_MOST_FOUND]]
-        yield f"{number}. {'; '.join(parts)}"
+        lines.append(f"{number}. {'; '.join([*step.head, step.query or '', step.text])}")
+        for each in step.found[:_MOST_FOUND]:
+            add("", each)
     for each in episode.missed:
-        yield f"- not found, {_found(each, words['found'])}"
-
-
-def _found(found: Found, score: str) -> str:
-    gold = "**GOLD** " if found.gold else ""
-    score = "" if found.score is None else f"{score} {found.score:.3f}, ".lstrip()
-    text = f": {_text(found.text)}" if found.text else ""
-    return f"{gold}{score}{_text(found.name)}{text}"
-
-
-def _text(text: str) -> str:
-    """The text on one line, cut, with nothing in it that Markdown or HTML would read."""
-    line = " ".join(text.split())
-    line = line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
-    return _MARKS.sub(r"\\\1", html.escape(line, quote=False))
+        add("not found: ", each)
+    return "\n".join(f"    {' '.join(line.split())[:LONGEST]}" for line in lines)
 
 
 def _is_finite(row: Any) -> bool:

@@ -49,20 +49,15 @@ function number(value) {
 // ---------------------------------------------------------------- learning curves
 // One small chart a metric, all runs in it. Runs differ by colour (run0 to run7) and by marker.
 const MARKERS = "●■▲◆✚✖", HALF = "eval_half_width/";
-// What is drawn first, where a run has it: four charts of evaluations and two of training steps.
-const FIRST = [
-  [4, /^eval\/(fact_em|fact_f1|return|fact_recall|em|f1|recall|reward|hop\d+\/(all_gold|ap)|(ndcg|recall|rr)@\d+)$/],
-  [2, /^train\/(loss|return|mean_q|entropy)$/],
-];
+// What is drawn first, where a run has it; of a run without any of these, the first six.
+const FIRST = /^(eval\/(fact_em|fact_f1|return|em|f1|recall|reward|hop\d+\/(all_gold|ap)|(ndcg|recall|rr)@\d+)|train\/(loss|return))$/;
 const BASELINES = [["untrained/", "before training", "6 4"], ["single_step/", "one look-up before training", "2 3"], ["original/", "original queries", "2 3"]];
 
+// Five round numbers or so, with their texts.
 function ticks(low, high) {
-  const raw = (high - low) / 5 || 1, power = 10 ** Math.floor(Math.log10(raw));
-  const step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= raw * 0.999);
-  const digits = Math.max(0, -Math.floor(Math.log10(step) + 1e-9)), found = [];
-  const text = (value) => (value !== 0 && (Math.abs(value) >= 1e5 || digits > 4) ? value.toExponential(1) : value.toFixed(digits));
-  for (let at = Math.ceil(low / step - 1e-9); at * step <= high + step * 1e-9; at++) found.push([at * step, text(at * step)]);
-  return found;
+  const power = 10 ** Math.floor(Math.log10((high - low) / 4)), step = [1, 2, 5, 10].map((each) => each * power).find((each) => each >= (high - low) / 5);
+  const count = Math.floor(high / step + 1e-9) - Math.ceil(low / step - 1e-9) + 1;
+  return Array.from({ length: count }, (_, i) => (Math.ceil(low / step - 1e-9) + i) * step).map((value) => [value, String(Number(value.toPrecision(4)))]);
 }
 
 // The lines of a chart: of each run its own, with the halves of its intervals, and dashed ones of what it began with.
@@ -90,10 +85,7 @@ function chart(runs, name) {
   if (y0 === y1) { const pad = Math.abs(y0) * 0.1 || 1; y0 -= pad; y1 += pad; }
   const x = (v) => (left + ((v - x0) / (x1 - x0)) * (right - left)).toFixed(1);
   const y = (v) => (bottom - ((Math.min(Math.max(v, y0), y1) - y0) / (y1 - y0)) * (bottom - top)).toFixed(1);
-  const spoken = all.filter((each) => each.half).map((each) => {
-    const last = each.half.at(-1) ? ` ± ${number(each.half.at(-1))}` : "";
-    return `${each.run} from ${number(each.values[0])} to ${number(each.values.at(-1))}${last}`;
-  });
+  const spoken = all.filter((each) => each.half).map((each) => `${each.run} from ${number(each.values[0])} to ${number(each.values.at(-1))}`);
   const svg = drawn("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${name}: ${spoken.join("; ")}` });
   for (const [value, text] of ticks(y0, y1)) {
     svg.append(drawn("path", { d: `M${left} ${y(value)}H${right}`, class: "grid" }), drawn("text", { x: left - 6, y: +y(value) + 4, "text-anchor": "end" }, text));
@@ -127,9 +119,8 @@ function legend(runs, names) {
 function curveSection(runs) {
   const names = [...new Set(runs.flatMap((run) => run.curves.map((each) => each.name)))];
   const own = names.filter((name) => ![HALF, ...BASELINES.map(([prefix]) => prefix)].some((prefix) => name.startsWith(prefix))).sort();
-  const has = (run, name) => run.curves.some((each) => each.name === name);
-  const first = runs.flatMap((run) => FIRST.flatMap(([most, wanted]) => own.filter((name) => wanted.test(name) && has(run, name)).slice(0, most)));
-  const charts = element("div", "charts", ...own.filter((name, i) => (first.length ? first.includes(name) : i < 6)).map((name) => chart(runs, name)));
+  const first = own.filter((name) => FIRST.test(name));
+  const charts = element("div", "charts", ...(first.length ? first : own.slice(0, 6)).map((name) => chart(runs, name)));
   const more = choice([["", `add one of ${own.length}…`], ...own.map((name) => [name, name])], () => {
     charts.append(chart(runs, more.value));
     charts.lastChild.scrollIntoView({ block: "nearest" });
@@ -142,17 +133,9 @@ function curveSection(runs) {
 }
 
 // ---------------------------------------------------------------- episodes
-const PAGE = 50, UNKNOWN = -Infinity;
-const won = (e) => (e.before && e.before.score !== null && e.score !== null ? e.score - e.before.score : UNKNOWN);
+const PAGE = 50;
 const changed = (e) => e.before !== null && e.solved !== null && e.before.solved !== null && e.before.solved !== e.solved;
 const SOLVED = { all: () => true, right: (e) => e.solved === true, wrong: (e) => e.solved === false, unknown: (e) => e.solved === null, changed };
-const ORDERS = {
-  log: ["as in the log", null],
-  regret: ["worst regret first", (e) => e.regret ?? UNKNOWN],
-  best: ["least regret first", (e) => (e.regret === null ? UNKNOWN : -e.regret)],
-  lost: ["lost most by training first", (e) => (won(e) === UNKNOWN ? UNKNOWN : -won(e))],
-  won: ["won most by training first", won],
-};
 
 function tokenSpan([id, text], kind, logProb) {
   const made = element("span", `token ${kind}`, text ? text.replaceAll("\n", "↵\n") : "∅");
@@ -163,20 +146,19 @@ function tokenSpan([id, text], kind, logProb) {
   return made;
 }
 
-function tokensOf(pool, step) {
-  const spans = step.tokens.map((at, i) => tokenSpan(pool[at], step.kind, step.log_probs[i]));
+function tokensOf(step) {
+  const spans = step.tokens.map((token, i) => tokenSpan(token, step.kind, step.log_probs[i]));
   const cut = spans.length > FOLD ? FOLD / 2 : spans.length;
   return folded(`tokens ${step.kind}`, spans.slice(0, cut), spans.slice(cut), `${spans.length - cut} tokens`);
 }
 
 // What was done: `steps`; `other`: names that the other model found, to mark what only this one did.
 function path(section, title, steps, other) {
-  const pool = section.pool;
   const found = ([name, score, gold, text]) => element("li", gold ? "gold" : "",
-    headLine(element("b", "", pool[name]), score === null ? "" : `${section.words.found} ${number(score)}`.trim(), gold ? element("span", "star", "★ gold") : null, other && !other.has(name) ? "only here" : ""),
-    pool[text] ? textOf(pool[text]) : null);
+    headLine(element("b", "", name), score === null ? "" : `${section.words.found} ${number(score)}`.trim(), gold ? element("span", "star", "★ gold") : null, other && !other.has(name) ? "only here" : ""),
+    text ? textOf(text) : null);
   const item = (step, place) => {
-    if (step.tokens) return element("li", "", headLine(...step.head), tokensOf(pool, step));
+    if (step.tokens.length) return element("li", "", headLine(...step.head), tokensOf(step));
     return element("li", "", headLine(element("b", "", steps.length > 1 ? `step ${place + 1}` : ""), ...step.head),
       step.query === null ? null : element("div", "query", step.query || "(no query)"), step.text ? textOf(step.text) : null,
       step.found.length ? element("ul", "found", ...step.found.map(found)) : headLine("found nothing"));
@@ -185,7 +167,7 @@ function path(section, title, steps, other) {
 }
 
 function episodeBody(section, episode) {
-  const before = episode.before, names = (steps) => new Set(steps.flatMap((step) => (step.found || []).map((each) => each[0])));
+  const before = episode.before, names = (steps) => new Set(steps.flatMap((step) => step.found.map((each) => each[0])));
   const facts = [["question", episode.question], ["answered", episode.answered], ["right answer", episode.answers.join(" / ") || null], ...episode.facts, ["id", episode.key.filter((each) => each).join(", ")]];
   const known = facts.filter(([, text]) => text !== null).flatMap(([name, text]) => [element("dt", "", name), element("dd", "", textOf(text || "–"))]);
   const body = element("div", "body", element("dl", "facts", ...known));
@@ -194,7 +176,7 @@ function episodeBody(section, episode) {
     const score = before.score === null ? "" : `${section.words.score} ${number(before.score)}`;
     paths.append(path(section, ["Before training", score, before.answered].filter((each) => each).join(", "), before.steps, names(episode.steps)));
   }
-  if (episode.missed.length) paths.append(path(section, `Gold that was not found: ${episode.missed.length}`, [{ head: [], query: null, found: episode.missed }]));
+  if (episode.missed.length) paths.append(path(section, `Gold that was not found: ${episode.missed.length}`, [{ head: [], query: null, tokens: [], found: episode.missed }]));
   if (section.kind === "tokens") {
     const tool = button("Show log-probabilities", () => tool.setAttribute("aria-pressed", String(body.classList.toggle("with-numbers"))));
     tool.setAttribute("aria-pressed", "false");
@@ -215,12 +197,11 @@ function episodeItem(section, episode) {
   return item;
 }
 
-// Whether an episode holds the words. Texts in the pool are looked at once each, not once an episode.
-function finder(section, words) {
-  const has = (text) => (text || "").toLowerCase().includes(words), texts = new Set(section.pool.flatMap((text, at) => (typeof text === "string" && has(text) ? [at] : [])));
-  const found = (each) => texts.has(each[0]) || texts.has(each[3]);
-  const step = (each) => (each.tokens ? has(each.tokens.map((at) => section.pool[at][1]).join("")) : has(each.query) || has(each.text) || each.found.some(found));
-  return (e) => [e.question, e.answered, ...e.answers, ...e.key].some(has) || e.facts.some(([, text]) => has(text)) || e.steps.some(step) || e.missed.some(found);
+// Whether an episode holds the words.
+function holds(e, words) {
+  const has = (text) => (text || "").toLowerCase().includes(words), found = ([name, , , text]) => has(name) || has(text);
+  const step = (each) => has(each.query) || has(each.text) || has(each.tokens.map(([, text]) => text).join("")) || each.found.some(found);
+  return [e.question, e.answered, ...e.answers, ...e.key].some(has) || e.facts.some(([, text]) => has(text)) || e.steps.some(step) || e.missed.some(found);
 }
 
 function episodeSection(section, place) {
@@ -230,19 +211,17 @@ function episodeSection(section, place) {
   const named = { right: words.solved, wrong: words.unsolved, changed: "changed by training" };
   const solved = choice(Object.keys(SOLVED).filter((name) => has(SOLVED[name])).map((name) => [name, named[name] || name]), renew);
   const hops = choice([["", "any"], ...counts.map((count) => [count, `${count}`])], renew);
-  const orders = Object.entries(ORDERS).filter(([, [, value]]) => !value || has((e) => value(e) !== UNKNOWN));
-  const order = choice(orders.map(([name, [text]]) => [name, text]), renew), search = Object.assign(element("input"), { type: "search" });
-  if (words.regret) order.value = "regret";
-  if (!order.value) order.value = "log";
+  const order = choice([...(words.regret ? [["regret", "worst regret first"]] : []), ["log", "as in the log"]], renew);
+  const search = Object.assign(element("input"), { type: "search" });
   search.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(renew, 200); });
   const previous = button("◀ Previous", () => turn(-PAGE)), next = button("Next ▶", () => turn(PAGE));
   const open = button("Open all on this page", () => { for (const item of list.children) { item.fill(); item.open = true; } });
   const shut = button("Close all", () => { for (const item of list.children) item.open = false; });
 
   function renew() {
-    const text = search.value.trim().toLowerCase(), holds = text ? finder(section, text) : () => true, value = ORDERS[order.value][1];
-    shown = episodes.filter((e) => SOLVED[solved.value](e) && (!hops.value || e.hops === Number(hops.value)) && holds(e));
-    if (value) shown.sort((a, b) => (value(a) === value(b) ? 0 : value(b) - value(a))); // stable: equal ones stay as in the log
+    const text = search.value.trim().toLowerCase();
+    shown = episodes.filter((e) => SOLVED[solved.value](e) && (!hops.value || e.hops === Number(hops.value)) && (!text || holds(e, text)));
+    if (order.value === "regret") shown.sort((a, b) => (b.regret ?? -1) - (a.regret ?? -1)); // stable: equal ones stay as in the log
     at = 0;
     draw();
   }
