@@ -32,6 +32,7 @@ _LONGEST_WAIT = 60.0  # seconds that a service may ask to wait
 _AT_ONCE = 3  # searches side by side
 _NCBI = "https://eutils.ncbi.nlm.nih.gov/entrez/eutils"
 _TRIALS = "https://clinicaltrials.gov/api/v2"
+RATES = {PUBMED: (3.0, 10.0), CLINICAL_TRIALS: (0.8, 0.8)}  # a second, without and with a key
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +51,6 @@ class RemoteEngineConfig:
     email: str = ""  # address at which NCBI may reach whoever runs the program; "": not sent
 
     def __post_init__(self) -> None:
-        if self.most > (most := _MOST[self.service]):
-            raise InputError(
-                f"config.engine.most is {self.most}; {self.service} gives {most} documents at most."
-            )
         if self.url:
             check_url(self.url, "config.engine.url", _NCBI, KEY_VARIABLE)
 
@@ -63,8 +60,7 @@ class _Failed(Exception):
 
 
 Ids = tuple[str, ...]
-# (method, path, fields) → what the JSON of the answer says.
-Ask = Callable[[str, str, dict[str, str]], dict[str, Any]]
+Ask = Callable[[dict[str, str]], dict[str, Any]]  # fields → what the JSON of the answer says
 
 
 def search_pubmed(ask: Ask, config: RemoteEngineConfig, query: str, most: int, until: str) -> Ids:
@@ -79,8 +75,7 @@ def search_pubmed(ask: Ask, config: RemoteEngineConfig, query: str, most: int, u
     fields |= {"datetype": "pdat", "mindate": f"{config.first_year}/01/01", "maxdate": last}
 
     def esearch(term: str, most: int) -> Ids | None:
-        reply = ask("POST", "/esearch.fcgi", fields | {"term": term, "retmax": str(most)})
-        result = reply["esearchresult"]
+        result = ask(fields | {"term": term, "retmax": str(most)})["esearchresult"]
         if "ERROR" in result:
             return () if result["ERROR"].lower().startswith("empty term") else None
         ids = tuple(map(str, result["idlist"]))
@@ -112,35 +107,24 @@ def search_trials(ask: Ask, config: RemoteEngineConfig, query: str, most: int, u
     fields |= {"fields": "NCTId,StartDate", "format": "json", "sort": "@relevance"}
     ids = dict[str, None]()
     for _ in range(most // TRIALS_PAGE + 20):  # some pages may be without a new study
-        size = min(TRIALS_PAGE, most - len(ids))
-        try:
-            reply = ask("GET", "/studies", fields | {"pageSize": str(size)})
-        except _Failed as failed:
-            # "Other terms" is the service's name of `query.term`; other fields are our own.
-            if "error parsing query in other terms" in failed.args[0].message.lower():
-                return ()
-            raise
-        sections = [study["protocolSection"] for study in reply["studies"]]
-        names = [section["identificationModule"]["nctId"] for section in sections]
-        began = [section.get("statusModule", {}).get("startDateStruct", {}) for section in sections]
-        dates = [re.fullmatch(r"(\d{4}-\d{2})(-\d{2})?", each.get("date", "")) for each in began]
-        if names and not any(dates):  # then all would be dropped
-            raise ValueError("no study has a StartDate")
-        for name, date in zip(names, dates, strict=True):
+        reply = ask(fields | {"pageSize": str(min(TRIALS_PAGE, most - len(ids)))})
+        dated = False
+        for study in reply["studies"]:
+            section = study["protocolSection"]
+            name = section["identificationModule"]["nctId"]
+            began = section.get("statusModule", {}).get("startDateStruct", {}).get("date", "")
+            date = re.fullmatch(r"(\d{4}-\d{2})(-\d{2})?", began)
+            dated |= date is not None
             if date and since <= date[1] + (date[2] or "-01") <= (until or "9999"):
                 ids[name] = None
+        if reply["studies"] and not dated:  # then all would be dropped
+            raise ValueError("no study has a StartDate")
         fields["pageToken"] = reply.get("nextPageToken", "")
         if not fields["pageToken"] or len(ids) >= most:
-            return tuple(ids)[:most]
+            return tuple(ids)
     raise ValueError("page after page has no new study")
 
 
-# Name, URL, and what searches it.
-SERVICES: dict[str, tuple[str, str, Callable[..., Ids]]] = {
-    PUBMED: ("PubMed", _NCBI, search_pubmed),
-    CLINICAL_TRIALS: ("ClinicalTrials.gov", _TRIALS, search_trials),
-}
-RATES = {PUBMED: (3.0, 10.0), CLINICAL_TRIALS: (0.8, 0.8)}  # a second, without and with a key
 # Host → `time.monotonic()` at which the next request may go: one limit for the whole process.
 _FREE: dict[str, float] = {}
 _TURN = threading.Lock()
@@ -150,10 +134,10 @@ class RemoteEngine:
     def __init__(self, config: RemoteEngineConfig) -> None:
         import httpx2
 
-        self.config = config
-        self.title, url, self._find = SERVICES[config.service]
-        self._url, self._key = config.url.rstrip("/") or url, ""
-        if config.service == PUBMED and os.environ.get(KEY_VARIABLE, "").strip():
+        self.config, self._pubmed, self._key = config, config.service == PUBMED, ""
+        self.title = "PubMed" if self._pubmed else "ClinicalTrials.gov"
+        self._url = config.url.rstrip("/") or (_NCBI if self._pubmed else _TRIALS)
+        if self._pubmed and os.environ.get(KEY_VARIABLE, "").strip():
             self._key = read_key(KEY_VARIABLE, KEY_VARIABLE)
         if self._key and not self._url.startswith("https:") and not is_local(self._url):
             raise InputError(
@@ -173,8 +157,6 @@ class RemoteEngine:
     def search(self, wanted: Sequence[tuple[str, int, str]]) -> list[Ids | Failure]:
         """The ids that each search finds, best first, each once; or why there are none.
 
-        Ctrl-C ends it when the requests in flight have ended.
-
         Args:
             wanted: queries, how many ids of each, and the last day of a document's date,
                 "YYYY-MM-DD", or "". For a query without a letter or digit nothing is sent.
@@ -183,66 +165,67 @@ class RemoteEngine:
         try:
             return list(pool.map(lambda search: self._search(*search), wanted))
         finally:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(cancel_futures=True)  # for Ctrl-C
 
     def _search(self, query: str, most: int, until: str) -> Ids | Failure:
-        query, most = well_formed(query), min(most, self.config.most)
+        query, most = well_formed(query), min(most, self.config.most, _MOST[self.config.service])
         out_of_time = until and until < f"{self.config.first_year}-01-01"
         # ClinicalTrials.gov would give all studies for an empty query.
         if out_of_time or not any(map(str.isalnum, query)):
             return ()
+        find = search_pubmed if self._pubmed else search_trials
         try:
-            found = self._find(self._ask, self.config, query, most, until)
+            found = find(self._ask, self.config, query, most, until)
         except _Failed as failed:
             (failure,) = failed.args
-            return dataclasses.replace(failure, message=f"{self.title}: {failure.message}")
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             why = shorten(f"{type(error).__name__}: {error}")
-            return Failure("malformed", f"{self.title}: the answer cannot be read ({why})")
-        return tuple(dict.fromkeys(found))[:most]
+            failure = Failure("malformed", f"the answer cannot be read ({why})")
+        else:
+            return tuple(dict.fromkeys(found))[:most]
+        return dataclasses.replace(failure, message=f"{self.title}: {failure.message}")
 
-    def _ask(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any]:
+    def _ask(self, fields: dict[str, str]) -> dict[str, Any]:
         """What the service answers, which is asked a second time if that may help."""
         for attempts in (1, 2):
             time.sleep(PAUSE if attempts > 1 else 0)
-            try:
-                return self._send(method, path, fields)
-            except _Failed as failed:
-                failure = dataclasses.replace(failed.args[0], attempts=attempts)
-            if failure.cause in ("request", "too_long"):
+            reply = self._send(fields)
+            if not isinstance(reply, Failure):
+                return reply
+            if reply.cause in ("request", "too_long"):
                 break
-        raise _Failed(failure)
+        raise _Failed(dataclasses.replace(reply, attempts=attempts))
 
-    def _send(self, method: str, path: str, fields: dict[str, str]) -> dict[str, Any]:
+    def _send(self, fields: dict[str, str]) -> dict[str, Any] | Failure:
         """The answer of one request; messages of failures are without the key."""
         import httpx2
 
         with _TURN:
             time.sleep(max(_FREE.get(self._host, 0.0) - time.monotonic(), 0.0))
             _FREE[self._host] = time.monotonic() + self._gap
-        secret = {"api_key": self._key} if self._key else {}
-        sent: dict[str, Any] = {"params": fields} if method == "GET" else {"data": fields | secret}
         try:
-            reply = self._client.request(method, self._url + path, **sent)
+            if self._pubmed:
+                form = fields | ({"api_key": self._key} if self._key else {})
+                reply = self._client.post(f"{self._url}/esearch.fcgi", data=form)
+            else:
+                reply = self._client.get(f"{self._url}/studies", params=fields)
         except httpx2.TimeoutException:
-            message = f"no answer within {self.config.timeout:.3g} s"
-            raise _Failed(Failure("timeout", message)) from None
+            return Failure("timeout", f"no answer within {self.config.timeout:.3g} s")
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             why = without_key(f"{type(error).__name__}: {error}", self._key)
-            raise _Failed(Failure("connection", shorten(why))) from None
+            return Failure("connection", shorten(why))
         text = without_key(reply.content.decode(errors="replace"), self._key)
-        if reply.status_code in (429, 503):  # asked too often: nothing goes out for so long
-            wait = min(retry_after(reply.headers), _LONGEST_WAIT)
-            with _TURN:
-                _FREE[self._host] = max(_FREE[self._host], time.monotonic() + wait)
+        if reply.status_code in (429, 503):  # asked too often
+            time.sleep(min(retry_after(reply.headers), _LONGEST_WAIT))
+        if reply.status_code == 400 and "error parsing query in other terms" in text.lower():
+            return {"studies": []}  # "Other terms" is the name of `query.term`: a bad query
         if reply.status_code != 200:
-            raise _Failed(read_error(reply.status_code, text))
+            return read_error(reply.status_code, text)
         try:
             # strict=False: PubMed puts raw line breaks into texts of errors.
             said = dict(json.loads(text, strict=False))
         except (ValueError, TypeError, RecursionError):
-            message = f"the answer is no JSON object: {shorten(text)}"
-            raise _Failed(Failure("malformed", message)) from None
+            return Failure("malformed", f"the answer is no JSON object: {shorten(text)}")
         if "rate limit" in str(said.get("error")).lower():  # PubMed's, with the status 200
-            raise _Failed(Failure("rate_limit", shorten(str(said["error"]))))
+            return Failure("rate_limit", shorten(str(said["error"])))
         return said
