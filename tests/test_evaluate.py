@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -271,9 +272,13 @@ def test_refusals_write_nothing(log: Path, tmp_path: Path, commands: Commands) -
     new, copy, before = tmp_path / "new.jsonl", tmp_path / "copy.jsonl", log.read_bytes()
     copy.write_bytes(before)
     of_log, into_new = f"--log={log}", f"--out={new}"
+    *rows, last = read_retrievals(log)
+    last = dataclasses.replace(last, q_values=last.q_values[:-1])
+    unplayed = write_log(tmp_path / "unplayed.jsonl", [*rows, last])
     for words, named in (
         ([of_log, f"--test={copy}"], "copy.jsonl"),  # the same rows
-        ([of_log, "--budgets=2,x"], "--budgets"),
+        *(([of_log, f"--budgets={words}"], "--budgets") for words in ("2,x", "0,2")),
+        ([f"--log={unplayed}"], "q59"),  # a row without all of its Q
         ([of_log, into_new, "--filter=best"], "best"),
         ([of_log, f"--out={log}", "--filter=none"], str(log)),
     ):

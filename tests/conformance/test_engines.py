@@ -7,6 +7,7 @@ says what it finds.
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import shutil
 import uuid
@@ -238,8 +239,18 @@ def test_another_corpus_and_foreign_folders_are_refused(name: str, copied: Path)
         IndexAt(copied / "nowhere", name).settled([name], "build one")
 
 
+class Runs:
+    """Its pickle makes a folder when it is loaded."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.folder),)
+
+
 @every_engine
-def test_damaged_files_are_refused_by_name(name: str, copied: Path) -> None:
+def test_damaged_files_are_refused_by_name(name: str, copied: Path, tmp_path: Path) -> None:
     """Cut, missing, no JSON; and a pickle in place of an array is not loaded."""
 
     def refused(path: Path, data: bytes | None, word: str) -> None:
@@ -261,7 +272,7 @@ def test_damaged_files_are_refused_by_name(name: str, copied: Path) -> None:
             path.write_bytes(sound)
             refused(path, None, file)
             if file.endswith((".npy", ".json")):
-                evil = pickle.dumps(np.array([{"a": 1}], object))
+                evil = pickle.dumps(Runs(tmp_path / "ran"))
                 said = json.loads(whole)
                 said["files"][file] = len(evil)
                 manifest.write_text(json.dumps(said))
@@ -269,6 +280,7 @@ def test_damaged_files_are_refused_by_name(name: str, copied: Path) -> None:
                 with pytest.raises(ValueError, match=r"."):
                     opened(copied, name)
                 manifest.write_bytes(whole)
+                assert not (tmp_path / "ran").exists()
             path.write_bytes(sound)
     opened(copied, name)
 

@@ -162,7 +162,7 @@ def test_episodes_by_hops_and_weights() -> None:
 
 def searched(name: str, *recalls: float) -> Searched:
     hops = tuple(
-        Hop("a", "searched", ("p1",), {"recall": r, "ap": r / 2, "all_gold": float(r == 1)}, 20, 4)
+        Hop("a", "searched", ("p1",), {"recall": r, "all_gold": float(r == 1), "size": 1.0}, 20, 4)
         for r in recalls
     )
     return Searched(name, f"{name}?", ("x",), ("g1", "g2"), hops)
@@ -176,6 +176,8 @@ def test_scores_and_gains_hop_by_hop() -> None:
     assert (found["read_tokens"], found["sampled_tokens"]) == (40, 8)
     gains = hop_gains(rows, [searched("a", 0.0, 0.5), searched("b", 0.0, 0.0)])
     assert gains["hop2/recall"] == {"mean": 0.5, "low": 0.5, "high": 0.5}
+    assert "hop2/size" in found
+    assert "hop2/size" not in gains  # which is no score
     # What failed is left out and counted.
     first, second = rows[1].hops
     hops = (dataclasses.replace(first, outcome="timeout"), second)
