@@ -27,11 +27,10 @@ from qrag_jax.data.sample import letters
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.index_folder import CORPUS, NAME, Manifest, read_manifest, write_manifest
 from qrag_jax.retrieval.protocol import NONE, Passage, Where
-from qrag_jax.runtime import bounded_json, whole_files
+from qrag_jax.runtime import whole_files
 
 LINES, INDEX = "passages.jsonl", "passages.index"
-PROGRESS = "progress.json"  # how much of the files is known to be on disk
-KEEP_EVERY = 100_000  # passages from one note of the progress to the next
+KEEP_EVERY = 100_000  # passages that are made durable together
 ENTRY = np.dtype([("end", "<u8"), ("name", "<u8")])  # of `INDEX`
 COLUMNS = "columns"
 ABSENT = -1  # the code of passages without the field
@@ -176,17 +175,17 @@ class CorpusWriter:
                 raise InputError(
                     f"{folder} holds a finished corpus ({NAME}); give another folder, or delete it."
                 )
-            self._count, self._end = 0, 0
-            if (folder / PROGRESS).exists():
-                said = bounded_json.load(folder / PROGRESS)
-                self._count, self._end = said["count"], said["bytes"]
-            for name, size in ((LINES, self._end), (INDEX, self._count * ENTRY.itemsize)):
-                with (folder / name).open("ab") as file:
-                    file.truncate(size)
-            with (folder / LINES).open("rb") as file:
-                self._digest = hashlib.file_digest(file, "sha256")
-            self._lines = stack.enter_context((folder / LINES).open("ab"))
-            self._index = stack.enter_context((folder / INDEX).open("ab"))
+            self._lines, self._index = (
+                stack.enter_context((folder / name).open("ab+")) for name in (LINES, INDEX)
+            )
+            self._count, self._end = self._index.tell() // ENTRY.itemsize, 0
+            self._index.truncate(self._count * ENTRY.itemsize)
+            if self._count:
+                self._index.seek(-ENTRY.itemsize, os.SEEK_END)
+                self._end = int(np.frombuffer(self._index.read(), ENTRY)["end"][0])
+            self._lines.truncate(self._end)
+            self._lines.seek(0)
+            self._digest = hashlib.file_digest(self._lines, "sha256")
             self._entries: list[tuple[int, int]] = []
             self._open = stack.pop_all()
 
@@ -246,7 +245,6 @@ class CorpusWriter:
                     )
         manifest = Manifest(CORPUS, self._digest.hexdigest(), self._count)
         write_manifest(self.folder, manifest, [self.folder / LINES, self.folder / INDEX])
-        (self.folder / PROGRESS).unlink(missing_ok=True)
         return StoredCorpus(self.folder)
 
     def __enter__(self) -> CorpusWriter:
@@ -258,13 +256,13 @@ class CorpusWriter:
                 self._keep()
 
     def _keep(self) -> None:
+        """Waits for the lines, and only then for the index, which says how far they are whole."""
+        self._lines.flush()
+        os.fsync(self._lines.fileno())
         self._index.write(np.array(self._entries, ENTRY).tobytes())
         self._entries.clear()
-        for file in (self._lines, self._index):
-            file.flush()
-            os.fsync(file.fileno())
-        said = {"count": self._count, "bytes": self._end}
-        whole_files.write_whole(self.folder / PROGRESS, json.dumps(said))
+        self._index.flush()
+        os.fsync(self._index.fileno())
 
 
 def write_corpus(folder: Path, passages: Iterable[Passage]) -> StoredCorpus:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import functools
 import itertools
 import json
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:  # launch/musique_multihop has no library for requests
 GOLDEN, LEXICAL, SEMANTIC, INTERLEAVED = "golden", "lexical", "semantic", "interleaved"
 RETRIEVERS = (GOLDEN, BM25, LEXICAL, SEMANTIC, HYBRID, INTERLEAVED)
 _SCORED = (SEMANTIC, HYBRID, INTERLEAVED)
-# Kept, those used last: BM25 of questions, about 50 kB each, and vectors of texts.
+# Kept at most: BM25 of questions, about 50 kB each, and vectors of texts.
 KEPT_QUESTIONS, KEPT_TEXTS = 4096, 2**16
 
 # Texts → float `[texts, width]`.
@@ -117,8 +116,7 @@ class EmbeddingScorer:
 
     def __init__(self, queries: Embed, documents: Embed, keep: int = KEPT_TEXTS) -> None:
         self._queries, self._documents, self._keep = queries, documents, keep
-        self._kept: dict[str, np.ndarray] = {}  # those used last come last
-        self._lock = threading.Lock()
+        self._kept: dict[str, np.ndarray] = {}
 
     def __call__(
         self, queries: Sequence[str], documents: Sequence[Sequence[str]]
@@ -138,17 +136,12 @@ class EmbeddingScorer:
 
     def _vectors(self, texts: Sequence[str]) -> np.ndarray:
         """float32 `[texts, width]`; different texts."""
-        with self._lock:
-            vectors = {text: self._kept[text] for text in texts if text in self._kept}
-        if new := [text for text in texts if text not in vectors]:
-            vectors |= zip(new, np.asarray(self._documents(new), np.float32), strict=True)
-        with self._lock:
-            for text in texts:
-                self._kept.pop(text, None)
-                self._kept[text] = vectors[text]
-            while len(self._kept) > self._keep:
-                del self._kept[next(iter(self._kept))]
-        return np.stack([vectors[text] for text in texts])
+        kept = self._kept  # nothing leaves it: another thread may only begin a new one
+        if new := [text for text in texts if text not in kept]:
+            kept.update(zip(new, np.asarray(self._documents(new), np.float32), strict=True))
+        if len(kept) > self._keep:
+            self._kept = {}
+        return np.stack([kept[text] for text in texts])
 
 
 def endpoint_scorer(client: Client) -> Scorer:
