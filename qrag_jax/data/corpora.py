@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.data import records
-from qrag_jax.data.reading import DatasetPart, ReadReport
+from qrag_jax.data.reading import DatasetPart, ReadReport, usable
 from qrag_jax.data.records import ITEMS, SUFFIXES, TEXT, read_lines, read_records, split_files
 from qrag_jax.data.sample import BadRecord, Passage
 from qrag_jax.errors import InputError
@@ -455,8 +455,8 @@ NO_DOCUMENT, NO_TEXT = "queries without a relevant document", "judged queries wi
 def read_judged_queries(part: DatasetPart) -> tuple[list[Query], ReadReport]:
     """The queries of a part, and the report of what was skipped.
 
-    Skipped are queries without a relevant document, and judgements of queries that have no text. A
-    slice is of all queries of the part, whether they are skipped or not.
+    Skipped are queries without a relevant document, judgements of queries that have no text, and
+    all but the first of one id. A slice is of all queries of the part, skipped or not.
 
     Args:
         part: a folder in BEIR's layout, a file of rows (`judged_row`), or a folder with
@@ -471,24 +471,16 @@ def read_judged_queries(part: DatasetPart) -> tuple[list[Query], ReadReport]:
         placed = [(where, judged_row(where, row)) for where, row in rows]
     if part.bounds:
         placed = [placed[place] for place in part.of(len(placed))]
-    report = ReadReport(part.path, tuple(map(str, files)), read=len(placed))
-    kept: dict[str, Query] = {}
-    for where, query in placed:
-        if not query.grades:
-            report.count(report.skipped, NO_DOCUMENT, where)
-        elif not query.text:
-            report.count(report.skipped, NO_TEXT, where)
-        elif kept.setdefault(query.id, query) is not query:
-            raise InputError(
-                f"{where}: there is a query {query.id!r} before; give each its own id."
-            )
-    report.kept = len(kept)
-    if not kept:
-        raise InputError(
-            f"{part.path} has no usable query among {report.read} (skipped: {report.losses()}); "
-            "give the judgements of these queries."
-        )
-    return [*kept.values()], report
+    names = tuple(map(str, files))
+    return usable(part.path, (names, placed), _judged, "give the judgements of these queries.")
+
+
+def _judged(query: Query) -> Query:
+    if not query.grades:
+        raise BadRecord(NO_DOCUMENT)
+    if not query.text:
+        raise BadRecord(NO_TEXT)
+    return query
 
 
 def _collection(folder: Path, split: str) -> tuple[list[Path], list[tuple[str, Query]]]:

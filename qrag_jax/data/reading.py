@@ -11,10 +11,10 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from qrag_jax.data import sources
 from qrag_jax.data.records import HUB, load_hub, read_records, split_files
@@ -22,8 +22,9 @@ from qrag_jax.data.sample import BadRecord, Decomposition, Sample, Split
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
 
+T = TypeVar("T", bound=Any)  # with an id
 # Names of what is read, and pairs (place such as "train.jsonl:17", record).
-Records = tuple[tuple[str, ...], Iterator[tuple[str, dict[str, Any]]]]
+Records = tuple[tuple[str, ...], Iterable[tuple[str, Any]]]
 
 
 @dataclasses.dataclass
@@ -55,12 +56,12 @@ class ReadReport:
         return line + "".join(f"; {count} with {what}" for what, count in self.mended.items())
 
 
-def _samples(
-    source: str, records: Records, parse: Callable[..., Sample], fix: str, limit: int = 0
-) -> tuple[list[Sample], ReadReport]:
-    """The samples of the usable records; the report counts them and the others."""
+def usable(
+    source: str, records: Records, parse: Callable[[Any], T], fix: str, limit: int = 0
+) -> tuple[list[T], ReadReport]:
+    """What `parse` makes of the usable records; the report counts them and the others."""
     report = ReadReport(source, records[0])
-    samples: dict[str, Sample] = {}
+    samples: dict[str, T] = {}
     for where, record in records[1]:
         report.read += 1
         try:
@@ -70,8 +71,8 @@ def _samples(
         except BadRecord as bad:
             report.count(report.skipped, str(bad), where)
             continue
-        if sample.fault:
-            report.count(report.mended, sample.fault, where)
+        if fault := getattr(sample, "fault", ""):
+            report.count(report.mended, fault, where)
         samples[sample.id] = sample
         if len(samples) == limit:
             break
@@ -118,7 +119,7 @@ def load_samples(
         f"check that it is {source} data, with python -m qrag_jax.validate_data --source {source} "
         "--path FILE"
     )
-    return _samples(source, (files, records), parse, fix, limit)
+    return usable(source, (files, records), parse, fix, limit)
 
 
 def _taken_apart(
@@ -274,7 +275,7 @@ def read_parts(text: str, *, from_corpus: bool = False) -> tuple[list[Sample], l
     reports = []
     for part in parse_parts(text):
         parsed = partial(parse, source=part.config)
-        read, report = _samples(part.path, _part_records(part), parsed, fix)
+        read, report = usable(part.path, _part_records(part), parsed, fix)
         for sample in read:
             if sample.id in samples:
                 raise InputError(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import bisect
 import dataclasses
 import functools
 import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import accumulate
 from operator import itemgetter
 from types import ModuleType
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -178,14 +176,11 @@ class LazySamples(Sequence[Sample]):
 
 class _Joined(LazySamples):
     def __init__(self, parts: Sequence[Sequence[Sample]]) -> None:
-        self._parts, self._ends = parts, list(accumulate(len(part) for part in parts))
-        super().__init__(self._ends[-1], lambda index: self.drawn(index, 0))
+        self._places = [(part, index) for part in parts for index in range(len(part))]
+        super().__init__(len(self._places), lambda index: self.drawn(index, 0))
 
     def drawn(self, index: int, epoch: int) -> Sample:
-        index = range(len(self))[index]
-        number = bisect.bisect_right(self._ends, index)
-        part = self._parts[number]
-        return drawn(part, index - (self._ends[number] - len(part)), epoch)
+        return drawn(*self._places[index], epoch)
 
 
 def drawn(samples: Sequence[Sample], index: int, epoch: int) -> Sample:

@@ -265,30 +265,23 @@ class Columns:
         return cls(**records.named_columns(text, known, known[2:]))
 
     def over(self, records: Iterable[tuple[str, Record]]) -> Iterator[tuple[str, Record]]:
-        """The records; the first must have the needed columns, any of them each renamed one."""
-        names, first = dataclasses.asdict(self), None
-        unseen = {f: name for f, name in names.items() if name and name != getattr(USUAL, f)}
+        """The records; each needed or renamed column must be in one of them at least."""
+        usual = {"support": "support", "answers": "answers", "id": "id"}
+        names = dataclasses.asdict(self).items()
+        unseen = {field: name for field, name in names if name and name != usual.get(field)}
+        where, record = "", Record()
         for where, record in records:
-            if first is None:
-                first = where, record
-                _check_columns({name: names[name] for name in ("question", "chunks")}, *first)
             unseen = {field: name for field, name in unseen.items() if name not in record}
             yield where, record
-        if first is not None:
-            _check_columns(unseen, *first)
-
-
-USUAL = Columns()
-
-
-def _check_columns(names: Mapping[str, str], where: str, record: Record) -> None:
-    for field, name in names.items():
-        if name not in record:
+        for field, name in unseen.items():
             there = ", ".join(map(repr, record)) or "none"
             raise InputError(
                 f"{where}: there is no field {name!r} with the {field}, only {there}; name it "
                 f"with --config.data.columns.{field}=NAME (validate_data: --columns={field}=NAME)."
             )
+
+
+USUAL = Columns()
 
 
 def parse_own(record: Record, columns: Columns = USUAL) -> Sample:
