@@ -10,10 +10,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import re
 import threading
 import time
-import urllib.parse
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Annotated, Any
@@ -56,7 +54,7 @@ class RemoteEngineConfig:
 
 
 class _Failed(Exception):
-    """There is no answer; the argument is a `Failure`."""
+    """There is no answer; the arguments are those of a `Failure`."""
 
 
 Ids = tuple[str, ...]
@@ -89,7 +87,7 @@ def search_pubmed(ask: Ask, config: RemoteEngineConfig, query: str, most: int, u
         # temporarily unavailable", as in an outage. So an ordinary query is asked as well.
         control, found = esearch("cancer", 1), esearch(query, most)
         if found is None and control is None:
-            raise _Failed(Failure("server", "the service refuses all queries"))
+            raise _Failed("server", "the service refuses all queries")
     return found or ()
 
 
@@ -108,24 +106,21 @@ def search_trials(ask: Ask, config: RemoteEngineConfig, query: str, most: int, u
     ids = dict[str, None]()
     for _ in range(most // TRIALS_PAGE + 20):  # some pages may be without a new study
         reply = ask(fields | {"pageSize": str(min(TRIALS_PAGE, most - len(ids)))})
-        dated = False
-        for study in reply["studies"]:
-            section = study["protocolSection"]
-            name = section["identificationModule"]["nctId"]
-            began = section.get("statusModule", {}).get("startDateStruct", {}).get("date", "")
-            date = re.fullmatch(r"(\d{4}-\d{2})(-\d{2})?", began)
-            dated |= date is not None
-            if date and since <= date[1] + (date[2] or "-01") <= (until or "9999"):
-                ids[name] = None
-        if reply["studies"] and not dated:  # then all would be dropped
+        studies = [study["protocolSection"] for study in reply["studies"]]
+        began = [each.get("statusModule", {}).get("startDateStruct", {}) for each in studies]
+        if studies and not any(began):  # then all would be dropped
             raise ValueError("no study has a StartDate")
+        for study, date in zip(studies, began, strict=True):
+            name, day = study["identificationModule"]["nctId"], f"{date.get('date', '')}-01"[:10]
+            if since <= day <= (until or "9999"):
+                ids[name] = None
         fields["pageToken"] = reply.get("nextPageToken", "")
         if not fields["pageToken"] or len(ids) >= most:
             return tuple(ids)
     raise ValueError("page after page has no new study")
 
 
-# Host → `time.monotonic()` at which the next request may go: one limit for the whole process.
+# URL → `time.monotonic()` at which the next request may go: one limit for the whole process.
 _FREE: dict[str, float] = {}
 _TURN = threading.Lock()
 
@@ -144,7 +139,6 @@ class RemoteEngine:
                 f"the key in {KEY_VARIABLE} would go to {self._url} unencrypted; give an https "
                 "address, or unset the variable."
             )
-        self._host = urllib.parse.urlsplit(self._url).netloc
         self._gap = 1 / RATES[config.service][bool(self._key)]
         options = http_options(self._url, "", httpx2.HTTPTransport)  # the key is a field
         self._client = httpx2.Client(timeout=config.timeout, **options)
@@ -161,7 +155,7 @@ class RemoteEngine:
             wanted: queries, how many ids of each, and the last day of a document's date,
                 "YYYY-MM-DD", or "". For a query without a letter or digit nothing is sent.
         """
-        pool = ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="engine")
+        pool = ThreadPoolExecutor(_AT_ONCE)
         try:
             return list(pool.map(lambda search: self._search(*search), wanted))
         finally:
@@ -169,40 +163,31 @@ class RemoteEngine:
 
     def _search(self, query: str, most: int, until: str) -> Ids | Failure:
         query, most = well_formed(query), min(most, self.config.most, _MOST[self.config.service])
-        out_of_time = until and until < f"{self.config.first_year}-01-01"
         # ClinicalTrials.gov would give all studies for an empty query.
-        if out_of_time or not any(map(str.isalnum, query)):
+        if not any(map(str.isalnum, query)) or "" < until < str(self.config.first_year):
             return ()
         find = search_pubmed if self._pubmed else search_trials
-        try:
-            found = find(self._ask, self.config, query, most, until)
-        except _Failed as failed:
-            (failure,) = failed.args
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
-            why = shorten(f"{type(error).__name__}: {error}")
-            failure = Failure("malformed", f"the answer cannot be read ({why})")
-        else:
-            return tuple(dict.fromkeys(found))[:most]
-        return dataclasses.replace(failure, message=f"{self.title}: {failure.message}")
+        for attempts in (1, 2):  # a second one if that may help
+            time.sleep(PAUSE if attempts > 1 else 0)
+            try:
+                found = find(self._ask, self.config, query, most, until)
+                return tuple(dict.fromkeys(found))[:most]
+            except _Failed as failed:
+                cause, message = failed.args
+            except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:
+                why = shorten(f"{type(error).__name__}: {error}")
+                cause, message = "malformed", f"the answer cannot be read ({why})"
+            if cause in ("request", "too_long"):
+                break
+        return Failure(cause, f"{self.title}: {message}", attempts)
 
     def _ask(self, fields: dict[str, str]) -> dict[str, Any]:
-        """What the service answers, which is asked a second time if that may help."""
-        for attempts in (1, 2):
-            time.sleep(PAUSE if attempts > 1 else 0)
-            reply = self._send(fields)
-            if not isinstance(reply, Failure):
-                return reply
-            if reply.cause in ("request", "too_long"):
-                break
-        raise _Failed(dataclasses.replace(reply, attempts=attempts))
-
-    def _send(self, fields: dict[str, str]) -> dict[str, Any] | Failure:
         """The answer of one request; messages of failures are without the key."""
         import httpx2
 
         with _TURN:
-            time.sleep(max(_FREE.get(self._host, 0.0) - time.monotonic(), 0.0))
-            _FREE[self._host] = time.monotonic() + self._gap
+            time.sleep(max(_FREE.get(self._url, 0.0) - time.monotonic(), 0.0))
+            _FREE[self._url] = time.monotonic() + self._gap
         try:
             if self._pubmed:
                 form = fields | ({"api_key": self._key} if self._key else {})
@@ -210,22 +195,20 @@ class RemoteEngine:
             else:
                 reply = self._client.get(f"{self._url}/studies", params=fields)
         except httpx2.TimeoutException:
-            return Failure("timeout", f"no answer within {self.config.timeout:.3g} s")
+            raise _Failed("timeout", f"no answer within {self.config.timeout:.3g} s") from None
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:
             why = without_key(f"{type(error).__name__}: {error}", self._key)
-            return Failure("connection", shorten(why))
+            raise _Failed("connection", shorten(why)) from None
         text = without_key(reply.content.decode(errors="replace"), self._key)
         if reply.status_code in (429, 503):  # asked too often
             time.sleep(min(retry_after(reply.headers), _LONGEST_WAIT))
         if reply.status_code == 400 and "error parsing query in other terms" in text.lower():
             return {"studies": []}  # "Other terms" is the name of `query.term`: a bad query
         if reply.status_code != 200:
-            return read_error(reply.status_code, text)
-        try:
-            # strict=False: PubMed puts raw line breaks into texts of errors.
-            said = dict(json.loads(text, strict=False))
-        except (ValueError, TypeError, RecursionError):
-            return Failure("malformed", f"the answer is no JSON object: {shorten(text)}")
+            failure = read_error(reply.status_code, text)
+            raise _Failed(failure.cause, failure.message)
+        # strict=False: PubMed puts raw line breaks into texts of errors.
+        said = dict(json.loads(text, strict=False))
         if "rate limit" in str(said.get("error")).lower():  # PubMed's, with the status 200
-            return Failure("rate_limit", shorten(str(said["error"])))
+            raise _Failed("rate_limit", shorten(str(said["error"])))
         return said
