@@ -75,7 +75,7 @@ function linesOf(runs, name) {
 }
 
 function chart(runs, name) {
-  const all = linesOf(runs, name), W = 420, H = 240, left = 52, right = 410, top = 10, bottom = 202;
+  const all = linesOf(runs, name), W = 420, H = 240, left = 52, right = 404, top = 10, bottom = 202;
   const xs = all.flatMap((each) => each.steps), ends = (each, sign) => each.values.map((value, i) => value + sign * (each.half ? each.half[i] : 0));
   const ys = all.flatMap((each) => [...ends(each, -1), ...ends(each, 1)]);
   let x0 = Math.min(...xs), x1 = Math.max(...xs), y0 = Math.min(...ys), y1 = Math.max(...ys);
@@ -204,9 +204,9 @@ function holds(e, words) {
   return [e.question, e.answered, ...e.answers, ...e.key].some(has) || e.facts.some(([, text]) => has(text)) || e.steps.some(step) || e.missed.some(found);
 }
 
-function episodeSection(section, place) {
+function episodeSection(section) {
   const { episodes, words } = section, list = element("div", "episodes"), status = element("output"), has = (test) => episodes.some(test);
-  let shown = episodes, at = 0, timer = 0;
+  let shown = episodes, timer = 0;
   const counts = [...new Set(episodes.map((each) => each.hops))].filter((each) => each !== null).sort((a, b) => a - b);
   const named = { right: words.solved, wrong: words.unsolved, changed: "changed by training" };
   const solved = choice(Object.keys(SOLVED).filter((name) => has(SOLVED[name])).map((name) => [name, named[name] || name]), renew);
@@ -214,38 +214,28 @@ function episodeSection(section, place) {
   const order = choice([...(words.regret ? [["regret", "worst regret first"]] : []), ["log", "as in the log"]], renew);
   const search = Object.assign(element("input"), { type: "search" });
   search.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(renew, 200); });
-  const previous = button("◀ Previous", () => turn(-PAGE)), next = button("Next ▶", () => turn(PAGE));
-  const open = button("Open all on this page", () => { for (const item of list.children) { item.fill(); item.open = true; } });
+  const more = button(`Show ${PAGE} more`, draw);
+  const open = button("Open all", () => { for (const item of list.children) { item.fill(); item.open = true; } });
   const shut = button("Close all", () => { for (const item of list.children) item.open = false; });
 
   function renew() {
     const text = search.value.trim().toLowerCase();
     shown = episodes.filter((e) => SOLVED[solved.value](e) && (!hops.value || e.hops === Number(hops.value)) && (!text || holds(e, text)));
     if (order.value === "regret") shown.sort((a, b) => (b.regret ?? -1) - (a.regret ?? -1)); // stable: equal ones stay as in the log
-    at = 0;
+    list.replaceChildren();
     draw();
-  }
-  function turn(by) {
-    at += by;
-    draw();
-    part.scrollIntoView({ block: "start" });
-    status.focus();
   }
   function draw() {
-    const count = shown.length, end = Math.min(at + PAGE, count), of = count === episodes.length ? "" : ` found, of ${episodes.length}`;
-    status.textContent = count ? `${at + 1}–${end} of ${count}${of} episodes` : `None of ${episodes.length} episodes`;
-    previous.disabled = at === 0;
-    next.disabled = end >= count;
-    list.replaceChildren(...shown.slice(at, end).map((e) => episodeItem(section, e)));
+    const from = list.children.length, of = shown.length === episodes.length ? "" : ` found, of ${episodes.length}`;
+    list.append(...shown.slice(from, from + PAGE).map((e) => episodeItem(section, e)));
+    status.textContent = `${list.children.length} of ${shown.length}${of} episodes`;
+    more.hidden = list.children.length === shown.length;
   }
 
-  status.tabIndex = -1;
   status.setAttribute("aria-live", "polite");
-  const heading = Object.assign(element("h2", "", section.title), { id: `section-${place}` });
-  const part = element("section", "", heading, noteList(section.notes), words.regret ? element("p", "regret", `Regret: ${words.regret}`) : null,
+  const part = element("section", "", element("h2", "", section.title), noteList(section.notes), words.regret ? element("p", "regret", `Regret: ${words.regret}`) : null,
     element("div", "bar", labelled("Solved", solved), counts.length > 1 ? labelled(words.hops, hops) : null, labelled("Order", order), labelled("Search in all texts", search, "find")),
-    element("div", "pager", status, previous, next, open, shut), list);
-  part.setAttribute("aria-labelledby", heading.id);
+    element("div", "pager", status, open, shut), list, more);
   part.dataset.kind = section.kind;
   renew();
   return part;
