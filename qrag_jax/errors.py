@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any, NamedTuple
@@ -34,6 +35,17 @@ class InputError(ValueError):
 
 class FeedbackLost(RuntimeError):
     """No more rewards can be obtained; the message is one sentence for the user."""
+
+
+def library(module: str, extra: str) -> Any:
+    """A package that is optional, imported when it is first used."""
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        raise InputError(
+            f"the package {module} is missing: run pip install 'qrag_jax[{extra}]', or do without "
+            "what needs it."
+        ) from None
 
 
 # ---------------------------------------------------------------- rules of a field

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from qrag_jax.data.sample import BadRecord
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, library
 from qrag_jax.runtime import whole_files
 
 CSV, PARQUET = (".csv", ".csv.gz"), ".parquet"
@@ -124,15 +124,9 @@ class _File:
                 yield {name: cell or None for name, cell in zip(names, cells)}
 
     def parquet(self) -> Iterator[dict[str, Any]]:
+        pyarrow, parquet = (library(each, "parquet") for each in ("pyarrow", "pyarrow.parquet"))
         try:
-            import pyarrow
-            import pyarrow.parquet
-        except ImportError:
-            raise InputError(
-                f"{self.path} needs pyarrow: pip install 'qrag_jax[parquet]', or write .jsonl."
-            ) from None
-        try:
-            with pyarrow.parquet.ParquetFile(self.path) as table:
+            with parquet.ParquetFile(self.path) as table:
                 for batch in table.iter_batches(_ROWS):
                     for record in batch.to_pylist():
                         self.at += 1
@@ -207,12 +201,7 @@ def text_files(folder: Path) -> list[Path]:
 
 def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, Any]]:
     """The records of one split, which are downloaded once and then cached."""
-    try:
-        import datasets  # optional, slow to import
-    except ImportError:
-        raise InputError(
-            f"reading {repo} needs datasets: pip install 'qrag_jax[hub]', or set data.path to files"
-        ) from None
+    datasets = library("datasets", "hub")
     try:
         table = datasets.load_dataset(repo, config, split=split)
     # All failures here (network, name, cache, disk) have the same remedy for the user.

@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, library
 
 _ARTICLE = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
@@ -194,13 +194,8 @@ def rouge_l(prediction: str, golds: Sequence[str]) -> float:
 
 @functools.cache
 def rouge_scorer() -> Any:
-    try:
-        from rouge_score.rouge_scorer import RougeScorer
-    except ImportError:
-        raise InputError(
-            "rouge_l needs rouge-score: pip install 'qrag_jax[rouge]', or use the reward f1"
-        ) from None
-    return RougeScorer(["rougeL"], use_stemmer=True)
+    rouge = library("rouge_score.rouge_scorer", "rouge")
+    return rouge.RougeScorer(["rougeL"], use_stemmer=True)
 
 
 # ---------------------------------------------------------------------------- answers in texts

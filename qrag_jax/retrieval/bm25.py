@@ -23,10 +23,10 @@ from typing import Any
 
 import numpy as np
 
-from qrag_jax.errors import InputError, Rule, one_of
+from qrag_jax.errors import InputError, Rule, library, one_of
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import BM25, Manifest, emptied, read_manifest, write_manifest
-from qrag_jax.retrieval.protocol import Hits, Queries, Where, as_hits, best, library
+from qrag_jax.retrieval.protocol import Hits, Queries, Where, as_hits, best
 
 # Name → bm25s' list: Lucene's 33 English words; 179 English ones and those of others from NLTK.
 STOP_WORDS = {"english": "STOPWORDS_EN", "english_plus": "STOPWORDS_EN_PLUS"}

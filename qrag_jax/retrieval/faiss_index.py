@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, library
 from qrag_jax.retrieval.index_folder import FAISS, Manifest, emptied, read_manifest, write_manifest
-from qrag_jax.retrieval.protocol import Hits, Queries, Where, library, past_ties
+from qrag_jax.retrieval.protocol import Hits, Queries, Where, past_ties
 from qrag_jax.retrieval.vectors import float_rows, query_vectors, scan
 from qrag_jax.runtime.whole_files import reason
 

@@ -7,14 +7,12 @@ that the corpus's own file gives it. Engines rank by score, and passages of equa
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 
 from qrag_jax.data.sample import Passage as Passage
-from qrag_jax.errors import InputError
 
 if TYPE_CHECKING:
     from qrag_jax.retrieval.corpus import StoredCorpus
@@ -60,17 +58,6 @@ class VectorIndex(Index, Protocol):
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 `[len(numbers), width]`: the passages' vectors."""
-
-
-def library(module: str, extra: str) -> Any:
-    """A package that is optional, imported when it is first used."""
-    try:
-        return importlib.import_module(module)
-    except ImportError:
-        raise InputError(
-            f"the package {module} is missing: run pip install 'qrag_jax[{extra}]', or use another "
-            "engine."
-        ) from None
 
 
 # ---------------------------------------------------------------------- ranks

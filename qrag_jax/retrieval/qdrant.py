@@ -21,11 +21,11 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from qrag_jax.errors import Count, InputError, Rule
+from qrag_jax.errors import Count, InputError, Rule, library
 from qrag_jax.llm.endpoint import check_url, is_local, read_key
 from qrag_jax.retrieval.corpus import StoredCorpus, keys_of, unknown_field, wanted_keys
 from qrag_jax.retrieval.index_folder import QDRANT, Manifest, read_manifest, write_manifest
-from qrag_jax.retrieval.protocol import Hits, Queries, Where, as_hits, library, past_ties
+from qrag_jax.retrieval.protocol import Hits, Queries, Where, as_hits, past_ties
 from qrag_jax.retrieval.vectors import float_rows, query_vectors
 from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.config_fields import check

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, library
 from qrag_jax.runtime.retriever_config import EXPORT, RetrieverConfig
 
 if TYPE_CHECKING:
@@ -150,12 +150,7 @@ class TorchTower:
     """One tower, as `RowEncoder`; the device "" is the one that sentence-transformers chooses."""
 
     def __init__(self, folder: Path, pad_id: int, device: str = "") -> None:
-        try:
-            import sentence_transformers  # slow to import
-        except ImportError:
-            raise InputError(
-                "torch embeds by sentence-transformers; install it, or choose backend=jax."
-            ) from None
+        sentence_transformers = library("sentence_transformers", "torch")
         try:
             self._model = sentence_transformers.SentenceTransformer(
                 str(folder),
