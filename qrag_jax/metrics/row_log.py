@@ -12,10 +12,11 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, BinaryIO, Generic, TypeVar
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import bounded_json, whole_files
+from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.whole_files import write_whole
 
 Row = TypeVar("Row", bound=Any)  # a dataclass
@@ -28,7 +29,6 @@ _MOST_NAMED = 8  # most differing settings named in one message
 class RowLog(Generic[Row]):
     name: str  # what rows of this kind are called
     kind: type[Row]
-    lost: str  # what people should give if there is no log to read
     names: Mapping[str, str] = dataclasses.field(default_factory=dict)  # otherwise in the file
     optional: Iterable[str] = ()  # fields that are not written if they are empty or None
 
@@ -57,12 +57,18 @@ class RowLog(Generic[Row]):
         """The rows of a log; a last line without an end is still being written, and left out."""
         try:
             with path.open("rb") as file:
-                for number, line in enumerate(whole_files.bounded_lines(file, path, _FIX), 1):
-                    if not line.endswith(b"\n"):
-                        break
-                    yield self.parsed_row(line, f"{path}, line {number}")
+                yield from (row for row, _ in self._rows(file, path))
         except OSError as error:
-            raise InputError(f"{path} cannot be read ({error.strerror}); {self.lost}.") from None
+            raise InputError(
+                f"{path} cannot be read ({error.strerror}); give a log of {self.name}."
+            ) from None
+
+    def _rows(self, file: BinaryIO, path: Path) -> Iterator[tuple[Row, int]]:
+        """The rows of whole lines, and how many bytes each has."""
+        for number, line in enumerate(whole_files.bounded_lines(file, path, _FIX), 1):
+            if not line.endswith(b"\n"):
+                break
+            yield self.parsed_row(line, f"{path}, line {number}"), len(line)
 
     def read_partial(self, path: Path) -> list[Row]:
         """Reads a log, and cuts a last line off that was being written when a kill came."""
@@ -86,11 +92,9 @@ class RowLog(Generic[Row]):
             raise InputError(f"{path} cannot be opened ({error.strerror}); {_FIX}.") from None
         ends = [0]  # bytes up to the end of each line
         with opened as file:
-            for number, line in enumerate(whole_files.bounded_lines(file, path, _FIX)):
-                if not line.endswith(b"\n"):
-                    break
-                see(self.parsed_row(line, f"{path}, line {number + 1}"))
-                ends.append(ends[-1] + len(line))
+            for row, size_of_row in self._rows(file, path):
+                see(row)
+                ends.append(ends[-1] + size_of_row)
             rows = len(ends) - 1
             whole = min(rows if rows >= count else rows // size * size, count)
             file.truncate(ends[whole])
@@ -162,7 +166,7 @@ def refuse_other(log: Path, part: Mapping[str, Any]) -> list[str]:
 def differing(kept: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
     """Names and values of the fields in which two records differ."""
     # By JSON, so that tuples are lists.
-    old, new = (_leaves(json.loads(json.dumps(each))) for each in (kept, record))
+    old, new = (flat(json.loads(json.dumps(each))) for each in (kept, record))
     return [
         f"{name} (was {bounded_json.shown(old.get(name))}, now {bounded_json.shown(new.get(name))})"
         for name in sorted({*old, *new})
@@ -179,12 +183,3 @@ def _refuse(log: Path, fields: list[str]) -> None:
     raise InputError(
         f"{log} was begun with other settings, data or weights: {why}; give --restart or --out."
     )
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The leaves of nested mappings, by dotted names; an empty mapping is a leaf."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        below = isinstance(value, dict) and value
-        leaves |= _leaves(value, f"{prefix}{key}.") if below else {prefix + key: value}
-    return leaves

@@ -36,9 +36,8 @@ class Row:
     source: str = ""  # see `Sample`; "" if nobody knows it
 
 
-_OF_CHUNKS = "give a retrieval log, as `qrag evaluate` writes it"
 _OPTIONAL = ("ret", "f1", "em", "aliases", "source")
-RETRIEVALS = RowLog("chunks", Row, _OF_CHUNKS, {"ret": "return"}, _OPTIONAL)
+RETRIEVALS = RowLog("chunks", Row, {"ret": "return"}, _OPTIONAL)
 
 
 def log_name(seed: int, num_chunks: int | None = None) -> str:
@@ -49,7 +48,7 @@ def read_retrievals(path: Path, *, needs_facts: bool = True) -> list[Row]:
     """The rows, one at least, of a retrieval log that a user names."""
     rows = RETRIEVALS.read(path)
     if not rows:
-        raise InputError(f"{path} holds no row; {RETRIEVALS.lost}.")
+        raise InputError(f"{path} holds no row; give a log of `qrag evaluate`.")
     for number, row in enumerate(rows, start=1):
         if needs_facts and not row.sf_idx:
             raise InputError(
@@ -105,10 +104,9 @@ class Miss:
         return self.cause in INFRASTRUCTURE
 
 
-_OF_ANSWERS = "give a file that `qrag answer` has written"
-ANSWERS = RowLog("answers", AnswerRow, _OF_ANSWERS)
-VERDICTS = RowLog("verdicts", VerdictRow, _OF_ANSWERS)
-MISSES = RowLog("misses", Miss, _OF_ANSWERS)
+ANSWERS = RowLog("answers", AnswerRow)
+VERDICTS = RowLog("verdicts", VerdictRow)
+MISSES = RowLog("misses", Miss)
 
 
 # ---------------------------------------------------------------------------- agents
@@ -149,8 +147,8 @@ class RewardRow:
     kept: bool  # whether `std` is above the threshold
 
 
-AGENTS = RowLog("agents", AgentRow, "give a log of an agent, as `qrag evaluate` writes it")
-REWARDS = RowLog("rewards", RewardRow, "give a file of `qrag filter_data`")
+AGENTS = RowLog("agents", AgentRow)
+REWARDS = RowLog("rewards", RewardRow)  # of `qrag filter_data`
 
 
 # ---------------------------------------------------------------------------- query writers
@@ -205,9 +203,8 @@ class RewriteRow:
         return tuple(name for name, _ in self.found or ())
 
 
-_BY_HOPS = "give a log of queries hop by hop, as `qrag predict` and `qrag evaluate` write it"
-HOPS = RowLog("hops", Searched, _BY_HOPS)
-REWRITES = RowLog("rewrites", RewriteRow, "give a log of rewritten queries")
+HOPS = RowLog("hops", Searched)
+REWRITES = RowLog("rewrites", RewriteRow)
 
 
 # ---------------------------------------------------------------------------- token policies
@@ -238,7 +235,7 @@ class Prediction:
         return self.trajectory["parts"]
 
 
-PREDICTIONS = RowLog("tokens", Prediction, "give a file of `qrag predict`")
+PREDICTIONS = RowLog("tokens", Prediction)
 
 
 def scored_episodes(path: Path) -> list[Prediction]:

@@ -173,7 +173,7 @@ def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) 
 # ---------------------------------------------------------------- the tries of an iteration
 
 FOLDER = "tries"  # in the run's folder
-TRIES = RowLog("tries", Try, "bring the file back, or begin a new --workdir")
+TRIES = RowLog("tries", Try)
 _SPREAD = 256  # keys of questions lie so far apart
 _HOPS = 64  # most hops, likewise
 
@@ -212,8 +212,8 @@ class TryMaker:
             if missing := parts[whole:]:
                 if play is None:
                     raise InputError(
-                        f"{path} lacks tries; train on, or where their weights are gone, "
-                        f"{TRIES.lost}."
+                        f"{path} lacks tries; train on, or where their weights are gone, bring the "
+                        "file back, or begin a new --workdir."
                     )
                 kept = f", {len(tries)} are kept" if tries else ""
                 log(f"iteration {number}, hop {hop}: {ends[-1]} tries at {len(now)} states{kept}")
