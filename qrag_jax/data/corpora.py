@@ -210,8 +210,9 @@ def check_in_corpus(
     Too many others are refused, by the names of the queries' field and of the corpus. Grades stay,
     so that a document that it lacks is never found.
     """
-    kept = [each for each in queries if any(name in known_ids for name, _ in each.grades)]
-    dropped = [each for each in queries if all(name not in known_ids for name, _ in each.grades)]
+    kept, dropped = list[Query](), list[Query]()
+    for query in queries:
+        (kept if any(name in known_ids for name, _ in query.grades) else dropped).append(query)
     if not kept or len(dropped) > max_missing_share * len(queries):
         example = f", with document {dropped[0].grades[0][0]!r}" if dropped[0].grades else ""
         raising = f", or raise config.search.max_missing_share, {max_missing_share}"
@@ -366,8 +367,7 @@ def _pico(pico: Any) -> str:
 
 
 def _line(value: Any, field: str) -> str:
-    records.checked(value, TEXT, field)
-    if not isinstance(value, str) or not value.strip():
+    if not records.checked(value, TEXT, field).strip():
         raise BadRecord(f"field '{field}' has no word")
     return " ".join(value.split())
 

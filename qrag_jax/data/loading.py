@@ -199,9 +199,9 @@ def load_split(
         samples: Sequence[Sample]
         if name == BABILONG:
             settings = dataclasses.replace(config.babilong, stories=path)
-            samples, _, line = babilong_documents(settings, split, count=limit)
+            samples, *_, line = babilong_documents(settings, split, count=limit)
         elif name == NIAH and not path:
-            samples, _, line = niah_documents(config.niah, split, count=limit)
+            samples, *_, line = niah_documents(config.niah, split, count=limit)
         else:
             samples, read = load_samples(name, path, split, limit, config.columns, apart=apart)
             line = read.summary()

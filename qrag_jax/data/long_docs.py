@@ -76,21 +76,11 @@ class Layout:
         return places, self.shelf.draw(rng, count, self.repeats)
 
 
-class Fit(NamedTuple):
-    """How many questions of a split fit documents of a length."""
-
-    fits: int  # number of questions with at most `most` facts
-    stories: int
-    most: int  # if several lengths are scored, the smallest length for all of them
-
-    def __str__(self) -> str:
-        return f"fits {self.fits:,} of {self.stories:,}"
-
-
 class Documents(NamedTuple):
     samples: Sequence[Sample]
-    fit: Fit
-    line: str  # on them, for the screen
+    fits: int  # questions of the split with no more facts than these documents can have
+    stories: int  # all questions of the split
+    line: str  # on the documents, for the screen
 
 
 class RedrawnSamples(LazySamples):
@@ -233,7 +223,7 @@ def babilong_documents(
     origin, part, items = stories(config, split)
     most = min(chunks, config.most_facts or chunks)
     kept = [i for i, story in enumerate(items) if len(story.facts) <= most]
-    fit = Fit(len(kept), len(items), most)
+    fits = len(kept)
     if not kept:
         raise InputError(
             f"no {config.task} story of {origin} fits {most} chunks; raise "
@@ -261,12 +251,13 @@ def babilong_documents(
     if split == "train" and config.redraw:
         line += f"; drawn again in every epoch; {pool.summary}"
         parts = LazySamples(len(kept), alone)
-        return Documents(RedrawnSamples(parts, pool.sentences, layout), fit, line)
+        redrawn = RedrawnSamples(parts, pool.sentences, layout)
+        return Documents(redrawn, fits, len(items), line)
     content = f"{hashlib.sha256(repr(items).encode()).hexdigest()} {pool.content}"
     samples = LazySamples(
         len(kept), lambda index: composed(alone(index), *layout(index), pool.sentences), content
     )
-    return Documents(samples, fit, f"{line}; {pool.summary}")
+    return Documents(samples, fits, len(items), f"{line}; {pool.summary}")
 
 
 # ---------------------------------------------------------------- needles
@@ -329,7 +320,7 @@ def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int
             f"{needles} needles do not fit {chunks} chunks; raise config.data.sources.niah.chunks."
         )
     every = config.train if split == "train" else config.dev
-    number, fit = min(every, count) if count else every, Fit(every, every, chunks)
+    number = min(every, count) if count else every
     redraws = split == "train" and config.redraw
     line = f"{NIAH}: made {number:,} {split} documents" + ", drawn again in every epoch" * redraws
     background, shelf, content = np.array(FILLER, object), None, ""
@@ -344,13 +335,13 @@ def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int
     hide = world("needles.py").hide
     if redraws:
         parts = LazySamples(number, lambda index: hide(config, split, chunks, index)[0])
-        return Documents(RedrawnSamples(parts, background, layout), fit, line)
+        return Documents(RedrawnSamples(parts, background, layout), every, every, line)
 
     def make(index: int) -> Sample:
         facts, rng = hide(config, split, chunks, index)
         return composed(facts, *layout.drawn(rng, hidden), background)
 
-    return Documents(LazySamples(number, make, content), fit, line)
+    return Documents(LazySamples(number, make, content), every, every, line)
 
 
 def _books(config: NiahConfig, split: Split, count: int) -> Noise:

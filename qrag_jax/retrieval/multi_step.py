@@ -18,7 +18,7 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.boolean_search import BooleanIndex, parse_boolean
-from qrag_jax.retrieval.paths import Choices, Path, best_paths
+from qrag_jax.retrieval.paths import Choices, Path, best_first, best_paths
 from qrag_jax.retrieval.protocol import NONE, Index, Passage, Queries, VectorIndex, Where, row_of
 from qrag_jax.retrieval.towers import Towers
 from qrag_jax.retrieval.vectors import scan
@@ -226,7 +226,7 @@ class MultiStepSearch:
             if self._stop is not None:
                 values = np.append(values, np.float32(state @ self._stop))
                 actions = np.append(actions, len(self.index.corpus))
-            found.append(Choices(values, actions))
+            found.append((values, actions))
         return found
 
     def _listing(self, path: Path, choices: Choices, listed: list[_Found]) -> Path:
@@ -237,7 +237,7 @@ class MultiStepSearch:
         """
         known, step = {number for _, number, _ in listed}, len(path.taken) + 1
         best: Path | None = None
-        for q, action in zip(*choices.best_first(), strict=True):
+        for q, action in zip(*best_first(*choices), strict=True):
             if q <= self.rules.search.threshold or action == len(self.index.corpus):
                 break
             best = best or path.longer(int(action), float(q), float(q))

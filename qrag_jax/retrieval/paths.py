@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -26,16 +25,14 @@ class Path:
         return Path((*self.taken, action), (*self.q, q), score)
 
 
-class Choices(NamedTuple):
-    """The best actions that a path may take next, each once."""
+# The best actions that a path may take next, each once: their Q, float32 `[n]`; and they, int [n].
+Choices = tuple[np.ndarray, np.ndarray]
 
-    values: np.ndarray  # float32 `[n]`, their Q
-    actions: np.ndarray  # int `[n]`
 
-    def best_first(self) -> Choices:
-        """In order; of equal values the first one given stays first, as with argmax."""
-        order = np.argsort(-self.values, kind="stable")
-        return Choices(self.values[order], self.actions[order])
+def best_first(values: np.ndarray, actions: np.ndarray) -> Choices:
+    """In order of Q; of equal ones the first stays first, as with argmax."""
+    order = np.argsort(-values, kind="stable")
+    return values[order], actions[order]
 
 
 def best_paths(
@@ -58,7 +55,7 @@ def best_paths(
     for path, given in zip(beam, choices, strict=True):
         if path.ended or given is None:
             continue
-        values, actions = given.best_first()
+        values, actions = best_first(*given)
         if not len(values) or values[0] <= config.threshold:
             found.append(dataclasses.replace(path, ended=True))
             continue

@@ -19,7 +19,7 @@ from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import NOT_TAKEN
 from qrag_jax.policies.document_scores import Searches, make_best_chunks, padded_chunks
 from qrag_jax.policies.soft_q import MASKED
-from qrag_jax.retrieval.paths import Choices, Path, best_paths
+from qrag_jax.retrieval.paths import Path, best_paths
 from qrag_jax.retrieval.towers import Towers
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.rollouts.text_table import TextTable, padded_rows
@@ -120,7 +120,7 @@ class BeamSearch:
     ) -> list[Path]:
         """The W best continuations of the paths of one document, best first."""
         able = [values[j] > MASKED / 2 for j in range(len(beam))]
-        choices = [Choices(values[j][there], index[j][there]) for j, there in enumerate(able)]
+        choices = [(values[j][there], index[j][there]) for j, there in enumerate(able)]
         # Paths end where `environments.chunks.step` ends them.
         support = () if self._rollout.never_terminate else sample.support
         return best_paths(beam, choices, self._config, len(sample.chunks), support)

@@ -260,8 +260,9 @@ def score_lengths(
     sets = documents_of_lengths(config.dev_data, samples, every_story=every_story)
     shortest = sets[chunks[0]]
     for length, documents in sets.items():
-        if documents.fit != shortest.fit or documents is shortest:
-            print(f"{documents.line}\n{length} chunks: {documents.fit} stories")
+        if documents.fits != shortest.fits or documents is shortest:
+            fits = f"fits {documents.fits:,} of {documents.stories:,}"
+            print(f"{documents.line}\n{length} chunks: {fits} stories")
     store = config.data.tokenised(list(shortest.samples[:64]), run.loaded.tokenizer)
     searcher = beam_search(run, params, store, embeddings)
     tokens_per_chunk = float(store.chunk_lengths.mean())
@@ -273,7 +274,7 @@ def score_lengths(
         made = documents.samples
         content = made.content if isinstance(made, LazySamples) else ""
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-        about = f"{len(made)} {fingerprint([made[0], made[-1]])} {digest} of {documents.fit}"
+        about = f"{len(made)} {fingerprint([made[0], made[-1]])} {digest} of {documents.fits}"
         record = log_record(run, label, weights, about, searched=True)
         memory = PeakMemory()
         way = scoring.Way("", f"{length} chunks", _plays(run, searcher), record)
@@ -292,8 +293,8 @@ def score_lengths(
             {
                 "chunks": length,
                 "tokens": round(length * tokens_per_chunk),
-                "fits": documents.fit.fits,
-                "stories": documents.fit.stories,
+                "fits": documents.fits,
+                "stories": documents.stories,
                 "em_shortest": sum(known) / len(known) if len(known) == len(rows) else None,
                 "samples": len(rows),
                 **means,

@@ -36,6 +36,7 @@ from tests.retrieval.small_corpus import (
     Task,
     assert_same,
     best_of,
+    by_vectors,
     corpus_of,
     save_vectors,
     searched,
@@ -50,12 +51,6 @@ URL: list[str] = []  # of the Qdrant server
 # ---------------------------------------------------------------------- the definitions, slowly
 
 Slow = Callable[[Task, Where | None], np.ndarray]  # → scores `[queries, passages]`; -inf: no hit
-
-
-def by_vectors(task: Task, where: Where | None) -> np.ndarray:
-    assert task.queries.vectors is not None
-    scores = task.queries.vectors.astype(np.float64) @ task.vectors.astype(np.float64).T
-    return np.where(task.corpus.matching(where or {}), scores, -np.inf)
 
 
 def by_words(task: Task, where: Where | None, every: bool = False) -> np.ndarray:

@@ -110,7 +110,7 @@ def test_facts_stand_in_order_among_noise(tmp_path: Path) -> None:
     assert sum(text in pool for text in sample.chunks) == 9
     assert story_documents(settings, "dev")[0].id == "qa2-valid-0"
     # Stories that are too long are left out and counted.
-    documents, _, line = babilong_documents(dataclasses.replace(settings, chunks=2), "train")
+    documents, *_, line = babilong_documents(dataclasses.replace(settings, chunks=2), "train")
     assert [s.id for s in documents] == ["qa2-train-0", "qa2-train-2"]
     assert "2 of 3" in line
     assert documents[0].chunks == FACTS[:2]  # no noise at all

@@ -80,13 +80,15 @@ def best_of(scores: np.ndarray, k: int) -> Hits:
     )
 
 
-def searched(task: Task, k: int, where: Where | None = None) -> Hits:
-    """The hits of vectors by NumPy in float64."""
+def by_vectors(task: Task, where: Where | None) -> np.ndarray:
+    """Scores `[queries, passages]` by NumPy in float64; -inf: no hit."""
     assert task.queries.vectors is not None
     scores = task.queries.vectors.astype(np.float64) @ task.vectors.astype(np.float64).T
-    if where is not None:
-        scores[:, ~task.corpus.matching(where)] = -np.inf
-    return best_of(scores, k)
+    return np.where(task.corpus.matching(where or {}), scores, -np.inf)
+
+
+def searched(task: Task, k: int, where: Where | None = None) -> Hits:
+    return best_of(by_vectors(task, where), k)
 
 
 def assert_same(found: Hits, wanted: Hits) -> None:
