@@ -51,7 +51,7 @@ function number(value) {
 const MARKERS = "●■▲◆✚✖", HALF = "eval_half_width/";
 // What is drawn first, where a run has it; of a run without any of these, the first six.
 const FIRST = /^(eval\/(fact_em|fact_f1|return|em|f1|recall|reward|hop\d+\/(all_gold|ap)|(ndcg|recall|rr)@\d+)|train\/(loss|return))$/;
-const BASELINES = [["untrained/", "before training", "6 4"], ["single_step/", "one look-up before training", "2 3"], ["original/", "original queries", "2 3"]];
+const BASELINES = [["untrained/", "dashed: before training", "6 4"], ["single_step/", "dotted: one look-up before training", "2 3"], ["original/", "dotted: original queries", "2 3"]];
 
 // Five round numbers or so, with their texts.
 function ticks(low, high) {
@@ -109,11 +109,9 @@ function chart(runs, name) {
 }
 
 function legend(runs, names) {
-  const item = (text, classes, dash, marker) => element("li", "", drawn("svg", { viewBox: "0 0 46 14", "aria-hidden": "true" },
-    drawn("path", { d: "M2 7H44", class: `line ${classes}`, "stroke-dasharray": dash }), drawn("text", { x: 23, y: 7, class: `marker ${classes}` }, marker)), text);
-  const own = runs.map((run, place) => run.curves.length ? item(run.system ? `${run.name} (${run.system})` : run.name, `run${place % 8}`, "none", MARKERS[place % MARKERS.length]) : null);
-  const band = names.some((each) => each.startsWith(HALF)) ? element("li", "", "band: 95 % interval over the questions") : null;
-  return element("ul", "legend", ...own, ...BASELINES.filter(([prefix]) => names.some((each) => each.startsWith(prefix))).map(([, text, dash]) => item(text, "", dash, "")), band);
+  const own = runs.map((run, place) => [run.curves.length, `${MARKERS[place % MARKERS.length]} ${run.name}${run.system && ` (${run.system})`}`, `run${place % 8}`]);
+  const others = [...BASELINES, [HALF, "band: 95 % interval over the questions"]].map(([prefix, text]) => [names.some((each) => each.startsWith(prefix)), text, ""]);
+  return element("ul", "legend", ...[...own, ...others].map(([there, text, classes]) => (there ? element("li", classes, text) : null)));
 }
 
 function curveSection(runs) {
@@ -177,11 +175,8 @@ function episodeBody(section, episode) {
     paths.append(path(section, ["Before training", score, before.answered].filter((each) => each).join(", "), before.steps, names(episode.steps)));
   }
   if (episode.missed.length) paths.append(path(section, `Gold that was not found: ${episode.missed.length}`, [{ head: [], query: null, tokens: [], found: episode.missed }]));
-  if (section.kind === "tokens") {
-    const tool = button("Show log-probabilities", () => tool.setAttribute("aria-pressed", String(body.classList.toggle("with-numbers"))));
-    tool.setAttribute("aria-pressed", "false");
-    body.append(element("p", "tools", tool));
-  }
+  // While it is open, the style shows the numbers below the tokens.
+  if (section.kind === "tokens") body.append(element("details", "tools", element("summary", "", "Log-probabilities of sampled tokens")));
   body.append(paths);
   return body;
 }
