@@ -114,8 +114,8 @@ class EmbeddingScorer:
     The embedders are called once for all of a call's different texts.
     """
 
-    def __init__(self, queries: Embed, documents: Embed, keep: int = KEPT_TEXTS) -> None:
-        self._queries, self._documents, self._keep = queries, documents, keep
+    def __init__(self, queries: Embed, documents: Embed) -> None:
+        self._queries, self._documents = queries, documents
         self._kept: dict[str, np.ndarray] = {}
 
     def __call__(
@@ -139,7 +139,7 @@ class EmbeddingScorer:
         kept = self._kept  # nothing leaves it: another thread may only begin a new one
         if new := [text for text in texts if text not in kept]:
             kept.update(zip(new, np.asarray(self._documents(new), np.float32), strict=True))
-        if len(kept) > self._keep:
+        if len(kept) > KEPT_TEXTS:
             self._kept = {}
         return np.stack([kept[text] for text in texts])
 

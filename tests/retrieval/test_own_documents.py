@@ -83,7 +83,7 @@ def test_vectors_of_documents_are_computed_once() -> None:
         batches.append(texts)
         return np.array([[text.count("whale"), text.count("ship")] for text in texts], np.float32)
 
-    scorer = EmbeddingScorer(embed, embed, keep=6)
+    scorer = EmbeddingScorer(embed, embed)
     for _ in range(2):
         assert found(OwnRetriever("semantic", scorer), ("ship", 2, WORDY)) == ["fe"]
     assert [[*batch] for batch in batches] == [[each.text for each in WORDY], ["ship"], ["ship"]]
