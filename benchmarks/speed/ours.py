@@ -21,7 +21,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.facts import fact_feedback
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts
-from qrag_jax.learners.two_towers import FusedGradient, TwoTowers, make_update
+from qrag_jax.learners.two_towers import PQNGradient, TwoTowers, make_update
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.first_encoder import (
     OF_MINILM,
@@ -165,7 +165,7 @@ class Training:
             peak=config.optimizer.learning_rate,
         )
         feedback = fact_feedback(config.reward, stop_action=config.env.stop_action)
-        self.program = make_update(towers, FusedGradient(towers.actor, config.pqn, feedback))
+        self.program = make_update(towers, PQNGradient(towers.actor, config.pqn, feedback))
         self.state = towers.first_state(encoder.params, 42)
 
     def step(self, batch: EpisodeBatch) -> dict[str, float]:

@@ -38,7 +38,7 @@ from qrag_jax.learners.update import (
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import EXACT
-from qrag_jax.models.compute.ragged import TokenCount, TokenRows, embed_and_pull_back, embed_rows
+from qrag_jax.models.compute.ragged import TokenRows, embed_and_pull_back, embed_rows
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.tokens import TokenScores
@@ -47,7 +47,6 @@ from qrag_jax.runtime.mesh import BATCH_AXES
 
 _BY_EPISODE = PartitionSpec(BATCH_AXES)
 _ORDER = 2**32 - 2  # of minibatches; not the number of any step
-_NO_TOKENS = TokenCount(*jnp.zeros(2))  # of sums to which they are added later
 
 
 class Searches(NamedTuple):
@@ -113,10 +112,10 @@ class QueryEncoder(PolicyLearner):
             assert isinstance(config, PPOConfig)
             values = _valued(embedded, by)
             each = clipped_value_loss(values, targets.value, targets.returns, config.value_clip)
-            return Sums(weighted_sum(each, targets.weight), _NO_TOKENS, {}, {})
+            return Sums(weighted_sum(each, targets.weight), jnp.zeros(2), {}, {})
         scores = self._scores(embedded, searches)
         is_fresh = self.is_fresh and config.updates_per_batch == 1
-        sums = action_loss(config, scores, targets, tokens=_NO_TOKENS, is_fresh=is_fresh)
+        sums = action_loss(config, scores, targets, tokens=jnp.zeros(2), is_fresh=is_fresh)
         gap = jnp.where(targets.weight > 0, jnp.abs(scores.log_probs - targets.old), 0.0).sum()
         sums.means["replay_gap"] = gap, sums.means["entropy"][1]
         return sums

@@ -46,7 +46,6 @@ from qrag_jax.learners.update import (
 from qrag_jax.models.compute.lora import Leaves, attach, merge, trainable
 from qrag_jax.models.compute.packing import add_rows, shared_layout, take_rows
 from qrag_jax.models.compute.precision import EXACT
-from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.trunks.transformer import HEAD, WORDS, Params, Transformer
 from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
 from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
@@ -249,12 +248,12 @@ def pair_loss(
     return Sums(loss, token_count(block), means, {})
 
 
-def token_count(block: TokenBlocks) -> TokenCount:
-    """The tokens of a block, those that rows share counted once, and its places."""
+def token_count(block: TokenBlocks) -> jax.Array:
+    """The tokens of a block, those that rows share counted once, and its places, `[2]`."""
     by_group = block.lengths.reshape(len(block.shared), -1)
     alone = jnp.where(by_group > 0, by_group - block.shared[:, None], 0).sum()
     real = (alone + block.shared.sum()).astype(jnp.float32)
-    return TokenCount(real, jnp.float32(len(block.tokens)))
+    return jnp.stack([real, jnp.float32(len(block.tokens))])
 
 
 def _summed(

@@ -31,29 +31,13 @@ from qrag_jax.learners import update
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import TrainState, dropout_key, episode_keys
-from qrag_jax.models.compute.lora import Adapted, merge, of_tower, with_key
-from qrag_jax.models.compute.ragged import (
-    TokenCount,
-    TokenRows,
-    embed_and_pull_back,
-    embed_rows,
-    first_of_its_kind,
-    pull_back,
-)
+from qrag_jax.models.compute.lora import Adapted, merge, with_key
+from qrag_jax.models.compute.ragged import TokenRows, embed_rows, first_of_its_kind, pull_back
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.policies import soft_q
-from qrag_jax.rollouts.chunks import (
-    CHUNK,
-    STATE,
-    Actor,
-    Draws,
-    Trajectory,
-    positions_of,
-    replay,
-    rollout,
-)
-from qrag_jax.rollouts.experience import Played, ScoredEpisodes
+from qrag_jax.rollouts.chunks import CHUNK, Actor, Draws, Trajectory, positions_of, rollout
+from qrag_jax.rollouts.experience import Played
 from qrag_jax.runtime.mesh import BATCH_AXES
 
 _BY_EPISODE = PartitionSpec(BATCH_AXES)
@@ -69,15 +53,19 @@ class Towers(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class FusedGradient:
-    """Plays a batch and gives the gradient of the SUMMED loss, with the sums to divide by."""
+class PQNGradient:
+    """The gradient of the SUMMED loss of a batch, with the sums to divide by.
+
+    With a feedback the batch is `EpisodeBatch`, and played and scored by the current weights.
+    Without one it is `ScoredEpisodes`, whose states and chosen chunks are encoded again.
+    """
 
     actor: Actor
     config: PQNConfig
-    feedback: Feedback
+    feedback: Feedback | None = None
 
     def __call__(
-        self, towers: Towers, batch: EpisodeBatch, draws: Draws, dropout_key: jax.Array | None
+        self, towers: Towers, episodes: Any, draws: Draws, dropout_key: jax.Array | None
     ) -> tuple[Params, update.Sums]:
         """The gradient of the online towers, or of their adapters, and the sums.
 
@@ -85,90 +73,47 @@ class FusedGradient:
         are regressed, and dropout adds to its exploration. Target towers have masks of their own,
         as in Q-RAG, where all towers stay in torch's training mode; target adapters drop nothing.
         With τ = 1 and no dropout the target towers are the online ones, and encode nothing.
+
+        Args:
+            draws: of scored episodes, with the keys that they were played with.
         """
-        batch = self.actor.playable(batch)
+        actor, config, scored = self.actor, self.config, None
         params = with_dropout(towers.online, dropout_key)
         target_params = with_dropout(towers.target, dropout_key, target=True)
-        same = self.config.tau == 1 and dropout_key is None
-        sets = (params,) if same else (params, target_params)
-        trajectory = rollout(self.actor, sets, batch, draws)
-        rewards, valid = self.feedback(batch, trajectory), trajectory.valid
-        target = lambda_returns(self.config, rewards, trajectory.values, valid)
-        embeddings = (trajectory.state_embeddings, trajectory.chunk_embeddings)
-        last = self.actor.config.last_position(batch.chunk_mask.shape[1])
-
-        def loss_of(states: jax.Array, chunks: jax.Array) -> jax.Array:
-            return losses.pqn_loss(
-                states, rotate(chunks, trajectory.positions, last), target, valid
+        if self.feedback is None:
+            scored, batch = episodes, actor.playable(episodes.batch)
+            played = rollout(actor, (target_params,), batch, draws, scored.played.actions)
+            valid = played.valid & scored.scored
+            rewards = jnp.where(valid, scored.score, 0.0)
+            both = (
+                rows._replace(lengths=jnp.where(valid, rows.lengths, 0))
+                for rows in (played.states, played.chunks)
             )
-
-        total, cotangents = jax.value_and_grad(loss_of, (0, 1))(*embeddings)
-        rows = tower_rows(trajectory.states, trajectory.chunks)
-        gradient, used = pull_back_both(self.actor, params, rows, cotangents)
-        tokens = TokenCount.total([trajectory.tokens, used])
-        return gradient, sums_of(batch, trajectory, rewards, target, loss=total, tokens=tokens)
-
-
-@dataclasses.dataclass(frozen=True)
-class ScoredGradient:
-    """As `FusedGradient`, for episodes that are already played and scored."""
-
-    actor: Actor
-    config: PQNConfig
-
-    def __call__(
-        self, towers: Towers, episodes: ScoredEpisodes, draws: Draws, dropout_key: jax.Array | None
-    ) -> tuple[Params, update.Sums]:
-        """See `FusedGradient`; `draws` has the keys that the episodes were played with."""
-        actor, config = self.actor, self.config
-        encoder, blocks = actor.encoder, actor.block_shapes.gradients
-        batch, actions = actor.playable(episodes.batch), episodes.played.actions
-        target_params = with_dropout(towers.target, dropout_key, target=True)
-        played = replay(actor, target_params, batch, draws, actions)
-        valid = played.valid & episodes.scored
-        rewards = jnp.where(valid, episodes.score, 0.0)
+            rows, embeddings, used = embed_both(actor, params, *both)
+        else:
+            batch = actor.playable(episodes)
+            same = config.tau == 1 and dropout_key is None
+            played = rollout(actor, (params,) if same else (params, target_params), batch, draws)
+            rewards, valid = self.feedback(batch, played), played.valid
+            rows = tower_rows(played.states, played.chunks)
+            embeddings, used = (played.state_embeddings, played.chunk_embeddings), jnp.zeros(2)
         target = lambda_returns(config, rewards, played.values, valid)
-        params, goals = with_dropout(towers.online, dropout_key), target.reshape(-1)
-        flat, last = valid.reshape(-1), actor.config.last_position(batch.chunk_mask.shape[1])
+        last = actor.config.last_position(batch.chunk_mask.shape[1])
 
-        state_rows, chunk_rows = (
-            rows._replace(lengths=jnp.where(valid, rows.lengths, 0)).flat
-            for rows in (played.states, played.chunks)
-        )
-        # Chunks are embedded first. Then the cotangent of a state is known as soon as the state is
-        # embedded, so states are encoded once, and only the chosen chunks twice.
-        chunk_tower = encoder.tower(params, CHUNK)
-        chunks, used_by_chunks = embed_rows(encoder, blocks, chunk_tower, chunk_rows)
-        chunks = chunks.reshape(*valid.shape, -1)
-        rotated = rotate(chunks, played.positions, last).reshape(len(flat), -1)
+        def loss_of(states: jax.Array, chunks: jax.Array) -> tuple[jax.Array, jax.Array]:
+            rotated = rotate(chunks, played.positions, last)
+            return losses.pqn_loss(states, rotated, target, valid), (states * rotated).sum(axis=-1)
 
-        def of_states(embedded: jax.Array, values: tuple[jax.Array, ...]) -> jax.Array:
-            return jax.grad(losses.pqn_loss)(embedded, *values)
-
-        state_tower, values = of_tower(params, STATE), (rotated, goals, flat)
-        of_state_tower, states, used_by_states = embed_and_pull_back(
-            encoder, blocks, state_tower, state_rows, of_states, of_rows=values
-        )
-        states = states.reshape(*valid.shape, -1)
-
-        def loss_of(chunks: jax.Array) -> jax.Array:
-            return losses.pqn_loss(states, rotate(chunks, played.positions, last), target, valid)
-
-        total, cotangents = jax.value_and_grad(loss_of)(chunks)
-        of_chunk_tower, used_again = pull_back(
-            encoder, blocks, of_tower(params, CHUNK), chunk_rows, cotangents.reshape(len(flat), -1)
-        )
-        gradient = jax.tree.map(lambda *towers: jnp.stack(towers), of_state_tower, of_chunk_tower)
-        learned = played._replace(
-            valid=valid,
-            q=(states * rotated.reshape(states.shape)).sum(axis=-1),
-            entropy=episodes.played.entropy,
-        )
-        tokens = TokenCount.total([played.tokens, used_by_chunks, used_by_states, used_again])
-        sums = sums_of(batch, learned, rewards, target, loss=total, tokens=tokens)
-        present = episodes.batch.chunk_mask.any(axis=1)
-        lost = (present & ~episodes.scored.any(axis=1)).sum().astype(jnp.float32)
-        sums.means["unscored_share"] = lost, present.sum().astype(jnp.float32)
+        (total, q), cotangents = jax.value_and_grad(loss_of, (0, 1), has_aux=True)(*embeddings)
+        gradient, used_again = pull_back_both(actor, params, rows, cotangents)
+        if scored is not None:
+            played = played._replace(valid=valid, q=q, entropy=scored.played.entropy)
+        tokens = played.tokens + used + used_again
+        sums = sums_of(batch, played, rewards, target, loss=total, tokens=tokens)
+        if scored is not None:
+            present = scored.batch.chunk_mask.any(axis=1)
+            lost = (present & ~scored.scored.any(axis=1)).sum().astype(jnp.float32)
+            sums.means["unscored_share"] = lost, present.sum().astype(jnp.float32)
         return gradient, sums
 
 
@@ -198,12 +143,9 @@ def sums_of(
     target: jax.Array,
     *,
     loss: jax.Array,
-    tokens: TokenCount,
+    tokens: jax.Array,
 ) -> update.Sums:
-    """The sums over valid steps; `loss` is summed already.
-
-    Only `actions`, `valid`, `q` and `entropy` of the trajectory are read.
-    """
+    """The sums over valid steps; `loss` is summed already."""
     present = batch.chunk_mask.any(axis=1) & trajectory.valid.any(axis=1)
     unsolved = batch.support.at[
         jnp.arange(present.shape[0])[:, None],
@@ -244,15 +186,35 @@ def over_towers(
 
 def pull_back_both(
     actor: Actor, params: Params | Adapted, rows: TokenRows, cotangents: tuple[jax.Array, jax.Array]
-) -> tuple[Params, TokenCount]:
+) -> tuple[Params, jax.Array]:
     """The gradient of both towers from those of the states' and chunks' embeddings, `[..., D]`."""
     most, flat = rows.lengths.shape[1], [c.reshape(-1, c.shape[-1]) for c in cotangents]
     stacked = jnp.stack([jnp.pad(leaf, ((0, most - len(leaf)), (0, 0))) for leaf in flat])
 
-    def of_tower(tower: tuple) -> tuple[Params, TokenCount]:
+    def of_tower(tower: tuple) -> tuple[Params, jax.Array]:
         return pull_back(actor.encoder, actor.block_shapes.gradients, *tower)
 
-    return over_towers(of_tower, params, (rows, stacked))
+    gradient, used = over_towers(of_tower, params, (rows, stacked))
+    return gradient, used.sum(axis=0)
+
+
+def embed_both(
+    actor: Actor, params: Params | Adapted, states: TokenRows, chunks: TokenRows
+) -> tuple[TokenRows, tuple[jax.Array, jax.Array], jax.Array]:
+    """Rows as `tower_rows` stacks them, their embeddings `[…, D]` and the tokens `[2]`."""
+    rows = tower_rows(states, chunks)
+
+    def embed(tower: tuple) -> tuple[jax.Array, jax.Array]:
+        one, rows = tower
+        blocks = actor.block_shapes.gradients
+        return embed_rows(actor.encoder, blocks, actor.encoder.alone(one), rows)
+
+    embedded, used = over_towers(embed, params, (rows,))
+    of_states, of_chunks = (
+        found[: own.lengths.size].reshape(*own.lengths.shape, -1)
+        for found, own in zip(embedded, (states, chunks), strict=True)
+    )
+    return rows, (of_states, of_chunks), used.sum(axis=0)
 
 
 def tower_rows(states: TokenRows, chunks: TokenRows) -> TokenRows:
@@ -306,7 +268,7 @@ class ImitationGradient:
         Args:
             draws: its keys order facts whose order is not known.
         """
-        actor, encoder, blocks = self.actor, self.actor.encoder, self.actor.block_shapes.gradients
+        actor = self.actor
         batch = actor.playable(batch)
         params = with_dropout(towers.online, dropout_key)
         states = self.states(params, batch, draws)
@@ -314,26 +276,14 @@ class ImitationGradient:
         # Nothing is taken in a first state: it has all passages that the loss is over.
         batch = batch._replace(chunk_mask=states.available[:, 0])
         tokens, lengths = jax.vmap(partial(actor.state_rows, batch), 1, 1)(states.taken)
-        rows = tower_rows(
-            TokenRows(tokens, jnp.where(states.valid, lengths, 0)), actor.chunk_rows(batch)
-        )
-
-        def embed(tower: tuple) -> tuple[jax.Array, TokenCount]:
-            one, rows = tower
-            return embed_rows(encoder, blocks, encoder.alone(one), rows)
-
-        (of_states, of_chunks), used = over_towers(embed, params, (rows,))
-        count, chunks = states.valid.size, batch.chunk_mask.size
-        embedded = (
-            of_states[:count].reshape(*states.valid.shape, -1),
-            of_chunks[:chunks].reshape(*batch.chunk_mask.shape, -1),
-        )
+        state_rows = TokenRows(tokens, jnp.where(states.valid, lengths, 0))
+        rows, embedded, used = embed_both(actor, params, state_rows, actor.chunk_rows(batch))
         learn = partial(self._loss, batch=batch, where=where, states=states, rows=rows)
         (total, by_state), cotangents = jax.value_and_grad(learn, (0, 1), has_aux=True)(*embedded)
         gradient, again = pull_back_both(actor, params, rows, cotangents)
         number = states.valid.sum().astype(jnp.float32)
         means = {name: (each, number) for name, each in ({"loss": total} | by_state).items()}
-        return gradient, update.Sums(total, TokenCount.total([used, again]), means, {})
+        return gradient, update.Sums(total, used + again, means, {})
 
     def states(self, params: Params | Adapted, batch: EpisodeBatch, draws: Draws) -> States:
         """The states of a batch: of two orders of the facts, and of the own search if asked for.
@@ -536,9 +486,9 @@ def make_update(
     `env_steps` and `skipped`.
 
     Args:
-        gradient_of: `FusedGradient`, `ScoredGradient` or `ImitationGradient`: `(towers, episodes,
-            draws, dropout_key)` → the gradient of the summed loss, and sums, of which the mean
-            `loss` counts the transitions.
+        gradient_of: `PQNGradient` or `ImitationGradient`: `(towers, episodes, draws, dropout_key)`
+            → the gradient of the summed loss, and sums, of which the mean `loss` counts the
+            transitions.
     """
     accumulation = towers.accumulation
 

@@ -26,7 +26,6 @@ from qrag_jax.learners.config import CISPO, REWARD, SEQUENCE, PPOConfig, SFTConf
 from qrag_jax.learners.optimizers import keep_unless, optimizer_step
 from qrag_jax.learners.placement import base_shardings, both, of_one_tower, place, shapes_on
 from qrag_jax.learners.state import Critic, Parts, TrainState
-from qrag_jax.models.compute.ragged import TokenCount
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import Loaded
 from qrag_jax.policies.tokens import TokenScores
@@ -44,7 +43,7 @@ class Sums(NamedTuple):
     """Totals of a batch or of a part of it; those of parts are `added` to those of the whole."""
 
     loss: jax.Array  # what the gradient is of
-    tokens: TokenCount  # that were computed
+    tokens: jax.Array  # `[2]`, those that carry text, and those computed
     # by the name of a metric, its sum and the number that it is a mean over
     means: dict[str, tuple[jax.Array, jax.Array]]
     largest: dict[str, jax.Array]  # by the name of a metric, its highest value
@@ -193,10 +192,10 @@ class Learner:
         return state, metrics | {"skipped": 1.0 - finite.astype(jnp.float32)}
 
 
-def padding_share(tokens: TokenCount) -> Metrics:
+def padding_share(tokens: jax.Array) -> Metrics:
     """The share of the computed tokens that carry no text; the counts may be of several steps."""
-    share = 1.0 - tokens.real.sum() / jnp.maximum(tokens.computed.sum(), 1.0)
-    return {"padding_share": share}
+    real, computed = tokens.reshape(-1, 2).sum(axis=0)
+    return {"padding_share": 1.0 - real / jnp.maximum(computed, 1.0)}
 
 
 def counted(state: TrainState, actions: jax.Array, metrics: Metrics) -> tuple[TrainState, Metrics]:
@@ -289,7 +288,7 @@ class PolicyLearner(Learner):
             if state.critic is not None and isinstance(self.config, PPOConfig):
                 critic, of_values = self.gradient(state.critic, base, part)
                 metrics["value_loss"] = of_values.loss / divisor
-                sums = sums._replace(tokens=TokenCount.total([sums.tokens, of_values.tokens]))
+                sums = sums._replace(tokens=sums.tokens + of_values.tokens)
             loss = metrics["loss"] + metrics.get("value_loss", 0.0)
             gradients = learned.tower, critic
             state, learned_by = self.learn(state, gradients, loss, divisor, awake=awake)
@@ -318,7 +317,7 @@ def action_loss(
     scores: TokenScores,
     targets: PerAction,
     *,
-    tokens: TokenCount,
+    tokens: jax.Array,
     is_fresh: bool,
     sampler: jax.Array | None = None,
     rows: jax.Array | None = None,

@@ -1,13 +1,9 @@
-"""Plays episodes with a two-tower soft-Q policy over the chunks of many documents at once.
-
-Episodes whose actions are known are replayed for other towers, all states encoded at once.
-"""
+"""Plays episodes with a two-tower soft-Q policy over the chunks of many documents at once."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -21,7 +17,7 @@ from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import chunk_width, state_width
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.compute.ragged import BlockShapes, TokenCount, TokenRows, embed_rows
+from qrag_jax.models.compute.ragged import BlockShapes, TokenRows, embed_rows
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies import soft_q
@@ -81,7 +77,7 @@ class Draws(NamedTuple):
 
 
 class Trajectory(NamedTuple):
-    """Played episodes; T steps, D the embedding's width."""
+    """Played episodes; T steps, D the embedding's width. Online is the set that acts."""
 
     actions: jax.Array  # `[B, T]`, the actions taken
     valid: jax.Array  # `[B, T]`, whether the step happened
@@ -97,21 +93,27 @@ class Trajectory(NamedTuple):
     chunk_embeddings: jax.Array  # `[B, T, D]`, online, of each chunk taken, before rotation
     # `[B, T]`, position of the chunk taken, at which it was rotated for the policy
     positions: jax.Array
-    tokens: TokenCount  # numbers of text tokens and of computed tokens in the rollout
+    tokens: jax.Array  # `[2]`, text tokens and computed tokens of the rollout
 
 
 def rollout(
-    actor: Actor, params: Sequence[Params | Adapted], batch: EpisodeBatch, draws: Draws
+    actor: Actor,
+    params: Sequence[Params | Adapted],
+    batch: EpisodeBatch,
+    draws: Draws,
+    actions: jax.Array | None = None,
 ) -> Trajectory:
     """Plays whole episodes.
 
     Of the parameter sets, each of two towers, the first acts (online), and the last gives the state
-    values (target).
+    values (target). With `actions` `[B, T]` these are taken again, with the draws of then.
     """
     encoder, config = actor.encoder, actor.config
     keys, alpha, uniform = draws
     towers = [[encoder.tower(p, i) for p in params] for i in (STATE, CHUNK)]
-    rows, chunks, used_by_chunks = _embedded_chunks(actor, towers[CHUNK], batch)
+    rows = actor.chunk_rows(batch)
+    chunks, used_by_chunks = _embedded(actor, CHUNK, towers[CHUNK], rows.flat)
+    chunks = chunks.reshape(-1, *rows.lengths.shape, encoder.width)
     last = config.last_position(batch.chunk_mask.shape[1])
     where = positions_of(config, batch, keys)
 
@@ -125,7 +127,10 @@ def rollout(
         q = jnp.where(state.available, twin[0].sum(-1), soft_q.MASKED)
         log_policy = soft_q.log_policy(q, state.available, alpha, config.top_k_actions)
         log_policy = jnp.where(uniform, soft_q.log_uniform(state.available), log_policy)
-        action = q.argmax(-1) if keys is None else _draw(keys, t, log_policy)
+        if actions is not None:
+            action = actions[:, t]
+        else:
+            action = q.argmax(-1) if keys is None else _draw(keys, t, log_policy)
         new_state = env.step(state, batch, action, t, config)
         value = soft_q.soft_value(twin[-1], state.available, alpha, config.top_k_actions)
         step = {
@@ -144,99 +149,26 @@ def rollout(
         act, env.reset(batch, config.max_steps), jnp.arange(config.max_steps)
     )
     steps = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), by_time)
-    actions = steps["actions"]
+    taken, episodes = steps["actions"], jnp.arange(len(steps["actions"]))[:, None]
+    lengths = jnp.where(steps["valid"], rows.lengths[episodes, taken], 0)
     return Trajectory(
         **steps,
-        chunks=_taken_rows(rows, actions, steps["valid"]),
+        chunks=TokenRows(rows.tokens[episodes, taken], lengths),
         first_q=q[0],
-        chunk_embeddings=chunks[0][jnp.arange(len(actions))[:, None], actions],
-        tokens=TokenCount.total([used_by_chunks, used_by_states]),
-    )
-
-
-def replay(
-    actor: Actor, params: Params | Adapted, batch: EpisodeBatch, draws: Draws, actions: jax.Array
-) -> Trajectory:
-    """Plays episodes again with the actions that were taken.
-
-    The towers give the state values; that of the first state is 0, because no target uses it. The
-    trajectory's Q-values, entropy and embeddings stay empty: the caller computes them for the
-    towers that learn.
-    """
-    encoder, config = actor.encoder, actor.config
-    keys, alpha, _ = draws
-    episodes, steps = actions.shape
-
-    def act(state: env.ChunksState, t: jax.Array) -> tuple[env.ChunksState, env.ChunksState]:
-        return env.step(state, batch, actions[:, t], t, config), state
-
-    start = env.reset(batch, config.max_steps)
-    _, states = jax.lax.scan(act, start, jnp.arange(steps))  # [T, B, …]
-    valid = ~states.done
-
-    # [T, B, L], [T, B]
-    tokens, lengths = jax.vmap(partial(actor.state_rows, batch))(states.taken)
-    lengths = jnp.where(valid, lengths, 0)
-    later = jnp.where(jnp.arange(steps)[:, None] > 0, lengths, 0)
-    rows, tower = TokenRows(tokens, later).flat, encoder.tower(params, STATE)
-    (embedded,), used_by_states = _embedded(actor, STATE, [tower], rows)
-    tower = encoder.tower(params, CHUNK)
-    rows, (chunks,), used_by_chunks = _embedded_chunks(actor, [tower], batch)
-    where, last = positions_of(config, batch, keys), config.last_position(chunks.shape[1])
-
-    def value(step: tuple[jax.Array, env.ChunksState, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """Soft values and positions at one time, so that chunks are rotated for one at a time."""
-        state_embedding, state, action = step
-        position = where(state.taken)
-        twin = soft_q.twin_q(state_embedding, rotate(chunks, position, last))
-        soft = soft_q.soft_value(twin, state.available, alpha, config.top_k_actions)
-        return soft, jnp.take_along_axis(position, action[:, None], 1)[:, 0]
-
-    embedded = embedded.reshape(steps, episodes, -1)
-    values, positions = jax.lax.map(value, (embedded, states, actions.T))
-    by_time = {
-        "valid": valid,
-        "values": jnp.where(later > 0, values, 0.0),
-        "states": TokenRows(tokens, lengths),
-        "positions": positions,
-    }
-    by_episode = jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 0, 1), by_time)
-    names = ("q", "first_q", "entropy", "state_embeddings", "chunk_embeddings")
-    unknown: dict[str, Any] = dict.fromkeys(names, jnp.zeros((episodes, 0)))
-    return Trajectory(
-        **by_episode,
-        chunks=_taken_rows(rows, actions, by_episode["valid"]),
-        **unknown,
-        actions=actions,
-        tokens=TokenCount.total([used_by_states, used_by_chunks]),
+        chunk_embeddings=chunks[0][episodes, taken],
+        tokens=used_by_chunks + used_by_states.sum(axis=0),
     )
 
 
 def _embedded(
     actor: Actor, tower: int, roles: Sequence[Any], rows: TokenRows
-) -> tuple[jax.Array, TokenCount]:
-    """N rows → `[roles, N, D]`, by one tower of each parameter set."""
+) -> tuple[jax.Array, jax.Array]:
+    """N rows → `[roles, N, D]`, by one tower of each parameter set, and the tokens `[2]`."""
     shapes = actor.block_shapes
     blocks = shapes.chunks if tower == CHUNK else shapes.states
     results = [embed_rows(actor.encoder, blocks, role, rows) for role in roles]
-    embedded, used = zip(*results, strict=True)
-    return jnp.stack(embedded), TokenCount.total(used)
-
-
-def _embedded_chunks(
-    actor: Actor, roles: Sequence[Any], batch: EpisodeBatch
-) -> tuple[TokenRows, jax.Array, TokenCount]:
-    """The rows of all chunks, and their embeddings `[roles, B, C, D]`."""
-    rows = actor.chunk_rows(batch)
-    embedded, used = _embedded(actor, CHUNK, roles, rows.flat)
-    return rows, embedded.reshape(-1, *rows.lengths.shape, actor.encoder.width), used
-
-
-def _taken_rows(chunks: TokenRows, actions: jax.Array, valid: jax.Array) -> TokenRows:
-    """The rows of the chunks taken."""
-    episodes = jnp.arange(len(actions))[:, None]
-    lengths = jnp.where(valid, chunks.lengths[episodes, actions], 0)
-    return TokenRows(chunks.tokens[episodes, actions], lengths)
+    embedded, used = (jnp.stack(leaves) for leaves in zip(*results, strict=True))
+    return embedded, used.sum(axis=0)
 
 
 def positions_of(

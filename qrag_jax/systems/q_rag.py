@@ -28,7 +28,7 @@ from qrag_jax.feedback.rewards import METRICS, OWN, Rewards, open_own
 from qrag_jax.learners import two_towers
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts, TrainState
-from qrag_jax.learners.two_towers import FusedGradient, ScoredGradient
+from qrag_jax.learners.two_towers import PQNGradient
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
@@ -240,10 +240,8 @@ class QRag:
     def _update(self) -> Any:
         """The program of an update: it plays, scores and learns, or learns from scored episodes."""
         actor, config = self.towers.actor, self.config.pqn
-        learn: Any = ScoredGradient(actor, config)
-        if self.config.is_on_device:
-            learn = FusedGradient(actor, config, self._feedback)
-        return two_towers.make_update(self.towers, learn)
+        feedback = self._feedback if self.config.is_on_device else None
+        return two_towers.make_update(self.towers, PQNGradient(actor, config, feedback))
 
     @cached_property
     def _imitation(self) -> Any:

@@ -13,7 +13,7 @@ import pytest
 from qrag_jax.algorithms.two_towers import alpha_at
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts
-from qrag_jax.learners.two_towers import FusedGradient, TwoTowers, make_update
+from qrag_jax.learners.two_towers import PQNGradient, TwoTowers, make_update
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.trunks.families import BERT_TABLE
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, RolloutConfig
@@ -81,7 +81,7 @@ def ours() -> tuple[list[np.ndarray], list[dict[str, float]], Any]:
         schedule=SCHEDULE,
         peak=OPTIMIZER.learning_rate,
     )
-    step = make_update(two_towers, FusedGradient(two_towers.actor, EXPLOITING, feedback))
+    step = make_update(two_towers, PQNGradient(two_towers.actor, EXPLOITING, feedback))
     actions, metrics = [], []
     for number in range(STEPS):
         batch = episodes(number)

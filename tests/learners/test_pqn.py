@@ -13,13 +13,7 @@ import optax
 import pytest
 
 from qrag_jax.environments.chunks import with_stop
-from qrag_jax.learners.two_towers import (
-    FusedGradient,
-    ScoredGradient,
-    Towers,
-    make_play_step,
-    make_update,
-)
+from qrag_jax.learners.two_towers import PQNGradient, Towers, make_play_step, make_update
 from qrag_jax.models.compute.lora import Adapted, with_key
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes
@@ -144,12 +138,12 @@ def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
         acted_on = getattr(played, f"{name}_embeddings")[played.valid]
         np.testing.assert_allclose(own, acted_on, atol=1e-5)
     config = dataclasses.replace(PQN, tau=1.0) if case.target is case.online else PQN
-    learner, learns, experience = case.online, FusedGradient(case.actor, config, feedback), BATCH
+    learner, learns, experience = case.online, PQNGradient(case.actor, config, feedback), BATCH
     if case.later is not None:
         (expected_loss, _), expected = loss(case.later)
         steps = Played(whole.actions, whole.valid, whole.entropy)
         experience = ScoredEpisodes(BATCH, steps, rewards, played.valid)
-        learner, learns = case.later, ScoredGradient(case.actor, PQN)
+        learner, learns = case.later, PQNGradient(case.actor, PQN)
     both = Towers(learner, case.target)
     gradient, sums = jitted_gradient(learns, both, experience, DRAWS, case.dropout_key)
 
@@ -199,7 +193,7 @@ def test_playing_now_and_learning_later_is_the_fused_step_at_no_lag() -> None:
     fused = two_towers(ALONE, one, actor, base=base)
     split = two_towers((1, 2, 1), one, actor, base=base, accumulation=2)
     step, play = fused_update(fused, at_the_end), make_play_step(split)
-    learn = make_update(split, ScoredGradient(split.actor, split.config))
+    learn = make_update(split, PQNGradient(split.actor, split.config))
     on_one, on_two = fused.placed_base(base), split.placed_base(base)
     state, other = fused.first_state(one, 42), split.first_state(one, 42)
     for number in range(3):

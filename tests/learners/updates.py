@@ -29,13 +29,7 @@ from qrag_jax.learners.token_policy import (
     pair_episodes,
     token_episodes,
 )
-from qrag_jax.learners.two_towers import (
-    FusedGradient,
-    ImitationGradient,
-    ScoredGradient,
-    TwoTowers,
-    make_update,
-)
+from qrag_jax.learners.two_towers import ImitationGradient, PQNGradient, TwoTowers, make_update
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.trunks.families import BertConfig, Qwen3Config
@@ -378,7 +372,7 @@ def two_towers(
 
 def fused_update(towers: TwoTowers, reward: Any = feedback) -> Any:
     """The update that plays, scores and learns."""
-    return make_update(towers, FusedGradient(towers.actor, towers.config, reward))
+    return make_update(towers, PQNGradient(towers.actor, towers.config, reward))
 
 
 @_learnings
@@ -386,13 +380,13 @@ def towers(kind: str, where: tuple[int, int, int], *, accumulation: int = 1) -> 
     encoder = ONE_BUCKET_ACTOR.encoder
     how: dict[str, Any] = {"accumulation": accumulation, "config": ACTS}
     towers = two_towers(where, tower(encoder, 0), optimizer=optax.sgd(STATES_RATE), **how)
-    learns: Any = FusedGradient(towers.actor, ACTS, feedback)
+    learns: Any = PQNGradient(towers.actor, ACTS, feedback)
     if kind == IMITATED:
         towers = dataclasses.replace(towers.imitating(OPTIMIZER_CONFIG), parts=towers.parts)
         config = configs.ImitateConfig(temperature=0.3)
         learns = ImitationGradient(towers.actor, config, ACTS, feedback)
     elif kind == LATER:
-        learns = ScoredGradient(towers.actor, ACTS)
+        learns = PQNGradient(towers.actor, ACTS)
     update = make_update(towers, learns)
     begin = _beginning(towers.parts, towers.shardings)
     place = partial(shard_batch, towers.mesh)

@@ -19,7 +19,7 @@ from qrag_jax.environments.chunks import state_width
 from qrag_jax.feedback.facts import FactReward, ground_truth
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PQNConfig
-from qrag_jax.learners.two_towers import FusedGradient, ScoredGradient, Towers
+from qrag_jax.learners.two_towers import PQNGradient, Towers
 from qrag_jax.learners.update import Sums
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes
@@ -76,7 +76,7 @@ jitted_rollout = jax.jit(rollout, static_argnums=0)
 
 @partial(jax.jit, static_argnums=0)
 def jitted_gradient(
-    gradient: FusedGradient | ScoredGradient,
+    gradient: PQNGradient,
     towers: Towers,
     experience: Any,
     draws: Draws,

@@ -12,7 +12,7 @@ The gradient is pulled back block by block from cotangents of the embeddings (Ga
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -51,22 +51,6 @@ class BlockShapes(NamedTuple):
     chunks: Blocks
     states: Blocks
     gradients: Blocks
-
-
-class TokenCount(NamedTuple):
-    """Tokens that carry text, and tokens computed: float32 scalars, as counts can exceed int32.
-
-    A repeated row counts as often as it is computed: once, or each time in `embed_and_pull_back`.
-    """
-
-    real: jax.Array
-    computed: jax.Array
-
-    @classmethod
-    def total(cls, counts: Iterable[TokenCount]) -> TokenCount:
-        """The sum of the counts, also over any axes that they have."""
-        real, computed = zip(*counts, strict=True)
-        return cls(*(jnp.stack(list(map(jnp.sum, field))).sum() for field in (real, computed)))
 
 
 class TokenRows(NamedTuple):
@@ -120,11 +104,14 @@ class _Rows(NamedTuple):
 
 def embed_rows(
     encoder: TextEncoder, blocks: Blocks, params: Params, token_rows: TokenRows
-) -> tuple[jax.Array, TokenCount]:
-    """N rows → float32 `[N, D]`; absent rows give zeros.
+) -> tuple[jax.Array, jax.Array]:
+    """N rows → float32 `[N, D]`, zeros for absent rows, and the tokens `[2]`.
 
     It equals `encoder.embed(params, tokens, lengths)` on present rows, up to float rounding. If
     `params` have a dropout key, its masks act in the trunk or on the adapters' inputs.
+
+    The tokens are numbers of those that carry text and of those computed; in float32, because int32
+    may not hold them. A repeated row counts as often as it is computed.
     """
     module, (params, dropout) = encoder.module, _dropout(encoder, params)
     rows = _sorted(module.mesh, blocks, token_rows)
@@ -151,11 +138,11 @@ def pull_back(
     params: Params | Adapted,
     token_rows: TokenRows,
     cotangents: jax.Array,
-) -> tuple[Params, TokenCount]:
+) -> tuple[Params, jax.Array]:
     """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`, in float32.
 
     For `Adapted` params it is the gradient with respect to the adapters. If `params` have a dropout
-    key, its masks act.
+    key, its masks act. The tokens `[2]` are as those of `embed_rows`.
 
     Args:
         params: of one tower, or a base with the adapters of one tower.
@@ -179,7 +166,7 @@ def embed_and_pull_back(
     cotangents: Callable[[jax.Array, Any], jax.Array],
     *,
     of_rows: Any,
-) -> tuple[Params, jax.Array, TokenCount]:
+) -> tuple[Params, jax.Array, jax.Array]:
     """As `pull_back`, for cotangents that are computed from the embeddings.
 
     A row that occurs twice is computed twice.
@@ -190,7 +177,7 @@ def embed_and_pull_back(
         of_rows: values of each row, a pytree of `[N, …]`.
 
     Returns:
-        The gradient, the embeddings `[N, D]` and the token count.
+        The gradient, the embeddings `[N, D]` and the tokens.
     """
     rows = _sorted(encoder.module.mesh, blocks, token_rows, repeats=True)
     return _pull_back(encoder, blocks, params, rows, cotangents, of_rows=of_rows)
@@ -216,7 +203,7 @@ def _pull_back(
     cotangents: Callable[[jax.Array, Any], jax.Array],
     *,
     of_rows: Any,
-) -> tuple[Params, jax.Array, TokenCount]:
+) -> tuple[Params, jax.Array, jax.Array]:
     """`embed_and_pull_back` of sorted rows.
 
     Devices along `data` add up gradients of their own, which are summed once, at the end.
@@ -317,7 +304,7 @@ def _over_blocks(
     dropout: _Dropout | None,
     compute: Callable[[Any, _Pack, jax.Array], Any],
     start: Any,
-) -> tuple[Any, TokenCount]:
+) -> tuple[Any, jax.Array]:
     """Runs `compute(carry, pack, place)` over blocks that hold every present row once.
 
     `pack` makes the block of one device from its rows; place `[R]` says where these are among the M
@@ -349,7 +336,7 @@ def _over_blocks(
         lambda loop: loop[1] < loop[2], one_block, (start, absent, jnp.int32(count), jnp.float32(0))
     )
     real = rows.own.lengths.astype(jnp.float32).sum()
-    return carry, TokenCount(real, computed * math.prod(rows.own.lengths.shape[:2]))
+    return carry, jnp.stack([real, computed * math.prod(rows.own.lengths.shape[:2])])
 
 
 def _put(rows: jax.Array, values: jax.Array, place: jax.Array) -> jax.Array:
