@@ -75,7 +75,7 @@ def batch_of(size: Size, lengths: Lengths, *, tools: bool = False) -> TokenBatch
         sampler_log_probs=log_probs.astype(np.float32),
         episode=number,
         leader=first,
-        shared=np.where(number == first, 0, prompts).astype(np.int32),
+        shared=prompts.astype(np.int32),
         rewards=draw.random((count, 1)).astype(np.float32),
         scored=np.ones(count, bool),
     )

@@ -58,24 +58,7 @@ class TokenBlocks:
     longest: RowLengths = dataclasses.field(metadata={"static": True})
 
 
-class _Row(NamedTuple):
-    """A row of the batch: its tokens behind those it shares, and those of it that are sampled."""
-
-    number: int
-    alone: int
-    sampled: int
-
-
-class _Piece(NamedTuple):
-    """Rows that share their first tokens, in one block."""
-
-    shared: int
-    rows: list[_Row]
-
-    @property
-    def tokens(self) -> int:
-        """Places that it takes."""
-        return self.shared + sum(row.alone for row in self.rows)
+_Block = list[list[int]]  # its groups, rows that share their first tokens
 
 
 def choose_shape(
@@ -96,11 +79,12 @@ def choose_shape(
     """
     steps = _FINE if whole else _COARSE
     used = np.flatnonzero(_is_used(batch))
-    longest, common = int(batch.lengths[used].max(initial=1)), _common(batch)
-    shared = max(common.values(), default=0)
-    behind = [int(batch.lengths[row]) - common.get(int(batch.leader[row]), 0) for row in used]
+    behind = batch.lengths[used] - batch.shared[used]
+    _, first = np.unique(batch.leader[used], return_index=True)
+    common = batch.shared[used][first]
+    longest, shared = (int(each.max(initial=0)) for each in (batch.lengths[used], common))
     prompt = _rung(max(shared, _LEAST_PROMPT), steps) if shared else 0
-    own = _rung(max(behind, default=1), steps)
+    own = _rung(int(behind.max(initial=1)), steps)
     most = -(-max(room or prompt + own, longest) // _MULTIPLE) * _MULTIPLE
     prompt, own, length = min(prompt, most), min(own, most), min(prompt + own, most)
     # Whole groups of the longest rows fill a block, if there is room for one.
@@ -110,7 +94,7 @@ def choose_shape(
     # than fill it, where most rows are shorter than the longest.
     groups = max(1, round(_ROWS * tokens / group))
     sampled = batch.log_prob_mask[used].sum(axis=1)
-    computed = sum(common.values()) + sum(behind)
+    computed = int(common.sum() + behind.sum())
     if whole:
         mean = computed / max(len(np.unique(batch.episode[used] // members)), 1)
         groups = min(groups, _rung(math.ceil(tokens / max(mean, 1)), _FINE, 1))
@@ -132,7 +116,7 @@ def token_blocks(
             block's groups, its rows in their order: for losses that are not of single rows. All its
             rows share the same tokens.
     """
-    packed = [_packed(_groups(each, shape, whole=whole), shape, whole=whole) for each in batches]
+    packed = [_packed(each, shape, whole=whole) for each in batches]
     # A program is compiled for few numbers of blocks; it does not compute the empty ones.
     number = devices * _FEWEST
     while number < max(map(len, packed)):
@@ -140,7 +124,7 @@ def token_blocks(
     # Placed one by one, the fullest first, so that no device has more than its share.
     order = np.arange(number).reshape(-1, devices).T.reshape(-1)
 
-    def stacked(batch: TokenBatch, blocks: list[list[_Piece]]) -> TokenBlocks:
+    def stacked(batch: TokenBatch, blocks: list[_Block]) -> TokenBlocks:
         made = [_block(batch, shape, blocks[n] if n < len(blocks) else []) for n in order]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *made)
 
@@ -151,23 +135,12 @@ def _is_used(batch: TokenBatch) -> np.ndarray:
     return batch.log_prob_mask.any(axis=1) & (batch.episode < len(batch.scored))
 
 
-def _common(batch: TokenBatch) -> dict[int, int]:
-    """Leader → the tokens that it and all rows behind it begin with."""
-    common: dict[int, int] = {}
-    for row in map(int, np.flatnonzero(_is_used(batch) & (batch.shared > 0))):
-        leader, shared = int(batch.leader[row]), int(batch.shared[row])
-        common[leader] = min(shared, common.get(leader, shared))
-    return common
-
-
-def _groups(batch: TokenBatch, shape: BlockShape, *, whole: bool) -> list[_Piece]:
-    """Rows that share their first tokens, or those of whole groups; the most tokens first."""
-    together: dict[tuple[int, int], list[_Row]] = defaultdict(list)
-    used, common = _is_used(batch), _common(batch)
-    for row in map(int, np.flatnonzero(used)):
-        length, sampled = int(batch.lengths[row]), int(batch.log_prob_mask[row].sum())
-        leader = int(batch.leader[row])
-        shared = common.get(leader, 0)
+def _groups(batch: TokenBatch, shape: BlockShape, *, whole: bool) -> list[list[int]]:
+    """Rows that share their first tokens, or those of whole groups."""
+    groups: dict[int, list[int]] = defaultdict(list)
+    for row in map(int, np.flatnonzero(_is_used(batch))):
+        length, shared = int(batch.lengths[row]), int(batch.shared[row])
+        sampled = int(batch.log_prob_mask[row].sum())
         too_long = length > min(shape.length, shape.tokens) or sampled > shape.sampled
         if shape.own:
             too_long |= shared > shape.prompt or length - shared > shape.own
@@ -177,107 +150,106 @@ def _groups(batch: TokenBatch, shape: BlockShape, *, whole: bool) -> list[_Piece
                 f"larger than {shape}, or nothing comes before its first sampled one"
             )
         # Rows that share nothing need no group of their own.
-        group = leader if shared else -1
-        if whole:
-            group = int(batch.episode[row]) // shape.members
-        together[group, shared].append(_Row(row, length - shared, sampled))
-    pieces = []
-    for (_, shared), rows in together.items():
-        rows.sort(key=lambda each: batch.episode[each.number] if whole else -each.alone)
-        pieces.append(_Piece(shared, rows))
-    if whole and len({group for group, _ in together}) < len(pieces):
-        raise ValueError("rows of a group that is to be whole do not share the same tokens")
-    return sorted(pieces, key=lambda piece: -piece.tokens)
+        group = int(batch.leader[row]) if shared else -1
+        groups[int(batch.episode[row]) // shape.members if whole else group].append(row)
+    for rows in groups.values():
+        if len({*batch.shared[rows].tolist()}) > 1:
+            raise ValueError("rows of a group that is to be whole do not share the same tokens")
+        rows.sort(key=lambda row: batch.episode[row] if whole else -batch.lengths[row])
+    return [*groups.values()]
 
 
-def _packed(groups: list[_Piece], shape: BlockShape, *, whole: bool) -> list[list[_Piece]]:
-    """The groups in blocks, each in the first that has room for all of it.
+def _packed(batch: TokenBatch, shape: BlockShape, *, whole: bool) -> list[_Block]:
+    """The groups in blocks, those of the most tokens first, each in the first with room for it.
 
     Where none has, a group is cut where that fills a block and repeats few tokens, unless it is to
     be whole.
     """
-    blocks: list[list[_Piece]] = []
-    for shared, rows in groups:
-        left = rows
-        while left:
-            most, into, best = shared, -1, _fitting(left, shared, shape, [])
-            fits = len(best) == len(left)
+    blocks: list[_Block] = []
+    of_rows = batch.shared, batch.lengths - batch.shared, batch.log_prob_mask.sum(axis=1)
+    shared, alone, sampled = (each.tolist() for each in of_rows)
+
+    def tokens_of(rows: list[int]) -> int:
+        return int(shared[rows[0]] + sum(alone[row] for row in rows))
+
+    def fitting(rows: list[int], block: _Block) -> list[int]:
+        """Those of the rows, one group of them, that a block has room for."""
+        if len(block) == shape.groups:
+            return []
+        places = shape.tokens - shared[rows[0]] - sum(map(tokens_of, block))
+        left = shape.sampled - sum(sampled[row] for other in block for row in other)
+        taken: list[int] = []
+        for row in rows:
+            if len(taken) < shape.members and alone[row] <= places and sampled[row] <= left:
+                taken.append(row)
+                places, left = places - alone[row], left - sampled[row]
+        return taken
+
+    for rows in sorted(_groups(batch, shape, whole=whole), key=lambda rows: -tokens_of(rows)):
+        while rows:
+            best, into = fitting(rows, []), -1
+            fits = best == rows
             if whole and not fits:
                 raise ValueError(
-                    f"a group of {len(rows)} rows, which share {shared} tokens, is to be whole; "
-                    f"{shape} has no room for it"
+                    f"a group of {len(rows)} rows, which share {shared[rows[0]]} tokens, is "
+                    f"to be whole; {shape} has no room for it"
                 )
+            # A few rows with the same prompt again are no gain.
+            most = 2 * shared[rows[0]]
             for number, block in enumerate(blocks):
-                taken = _fitting(left, shared, shape, block)
-                if fits and taken == left:
-                    into, best = number, taken
+                taken = fitting(rows, block)
+                if fits and taken == rows:
+                    best, into = taken, number
                     break
-                # A few rows with the same prompt again are no gain.
-                tokens = sum(row.alone for row in taken)
-                if tokens > most and not whole:
-                    most, into, best = tokens, number, taken
+                if taken and not whole and (tokens := tokens_of(taken)) > most:
+                    best, into, most = taken, number, tokens
             if into < 0:
                 blocks.append([])
-            blocks[into].append(_Piece(shared, best))
-            chosen = {row.number for row in best}
-            left = [row for row in left if row.number not in chosen]
+            blocks[into].append(best)
+            rows = [row for row in rows if row not in best]
     return blocks
 
 
-def _fitting(rows: list[_Row], shared: int, shape: BlockShape, block: list[_Piece]) -> list[_Row]:
-    """Those of the rows, one piece of them, that a block has room for."""
-    if len(block) == shape.groups:
-        return []
-    tokens = shape.tokens - shared - sum(piece.tokens for piece in block)
-    sampled = shape.sampled - sum(row.sampled for piece in block for row in piece.rows)
-    taken: list[_Row] = []
-    for row in rows:
-        if len(taken) < shape.members and row.alone <= tokens and row.sampled <= sampled:
-            taken.append(row)
-            tokens, sampled = tokens - row.alone, sampled - row.sampled
-    return taken
+def _block(batch: TokenBatch, shape: BlockShape, groups: _Block) -> TokenBlocks:
+    shared = np.zeros(shape.groups, np.int32)
+    lengths = np.zeros(shape.groups * shape.members, np.int32)
+    place = np.zeros(batch.tokens.shape, np.int32)  # of each token
+    number = np.zeros(len(batch.tokens), np.int32)  # of each row in the block
+    start = 0
+    for group, rows in enumerate(groups):
+        shared[group] = common = int(batch.shared[rows[0]])
+        place[rows, :common] = start + np.arange(common)
+        start += common
+        for member, row in enumerate(rows, group * shape.members):
+            number[row], lengths[member] = member, batch.lengths[row]
+            own = np.arange(common, batch.lengths[row])
+            place[row, own] = start + own - common
+            start += len(own)
+    every = np.array([row for rows in groups for row in rows], int)
+    tokens = np.zeros(shape.tokens, np.int32)
+    for row in every:
+        length = batch.lengths[row]
+        tokens[place[row, :length]] = batch.tokens[row, :length]
+    order, at = np.nonzero(batch.log_prob_mask[every])
+    row = every[order]
 
+    def of_sampled(values: np.ndarray, filled_with: int = 0) -> Any:
+        unused = shape.sampled - len(at)
+        return np.pad(values, (0, unused), constant_values=filled_with)
 
-def _block(batch: TokenBatch, shape: BlockShape, pieces: list[_Piece]) -> TokenBlocks:
-    nothing = len(batch.scored)
-    made: dict[str, Any] = dict(
-        tokens=np.zeros(shape.tokens, np.int32),
-        shared=np.zeros(shape.groups, np.int32),
-        lengths=np.zeros(shape.groups * shape.members, np.int32),
-        place=np.zeros(shape.sampled, np.int32),
-        target=np.zeros(shape.sampled, np.int32),
-        valid=np.zeros(shape.sampled, bool),
-        learned=np.zeros(shape.sampled, bool),
-        sampler=np.zeros(shape.sampled, np.float32),
-        episode=np.full(shape.sampled, nothing, np.int32),
-        row=np.zeros(shape.sampled, np.int32),
+    return TokenBlocks(
+        tokens=tokens,  # type: ignore[arg-type]
+        shared=shared,  # type: ignore[arg-type]
+        lengths=lengths,  # type: ignore[arg-type]
+        place=of_sampled(place[row, at - 1]),
+        target=of_sampled(batch.tokens[row, at]),
+        valid=of_sampled(np.ones(len(at), bool)),
+        learned=of_sampled(batch.loss_mask[row, at]),
+        sampler=of_sampled(batch.sampler_log_probs[row, at]),
+        episode=of_sampled(batch.episode[row], len(batch.scored)),
+        row=of_sampled(number[row]),
+        longest=RowLengths(shape.length, shape.prompt, shape.own),
     )
-    start = filled = 0
-    for group, piece in enumerate(pieces):
-        made["shared"][group] = piece.shared
-        first = batch.tokens[piece.rows[0].number, : piece.shared]
-        made["tokens"][start : start + piece.shared] = first
-        prompt, start = start, start + piece.shared
-        for member, (row, _, _) in enumerate(piece.rows):
-            length = int(batch.lengths[row])
-            own = slice(start, start + length - piece.shared)
-            made["tokens"][own] = batch.tokens[row, piece.shared : length]
-            number = group * shape.members + member
-            made["lengths"][number] = length
-            at = np.flatnonzero(batch.log_prob_mask[row, :length])
-            part = slice(filled, filled + len(at))
-            before = at - 1
-            made["place"][part] = np.where(
-                before < piece.shared, prompt + before, start + before - piece.shared
-            )
-            made["target"][part] = batch.tokens[row, at]
-            made["valid"][part] = True
-            made["learned"][part] = batch.loss_mask[row, at]
-            made["sampler"][part] = batch.sampler_log_probs[row, at]
-            made["episode"][part] = batch.episode[row]
-            made["row"][part] = number
-            filled, start = filled + len(at), own.stop
-    return TokenBlocks(**made, longest=RowLengths(shape.length, shape.prompt, shape.own))
 
 
 def _rung(number: int, steps: int, multiple: int = _MULTIPLE) -> int:

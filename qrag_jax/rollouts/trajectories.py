@@ -162,9 +162,9 @@ class TokenBatch(NamedTuple):
     loss_mask: np.ndarray  # bool `[R, L]`, those that train: not of failed or truncated episodes
     sampler_log_probs: np.ndarray  # float32 `[R, L]`, as the sampler drew them
     episode: np.ndarray  # int32 `[R]`, number of the row's episode; N for a row that is padding
-    # int32 `[R]`, the row whose first tokens this row begins with, too; itself if none
+    # int32 `[R]`, the first of the rows that begin with the same tokens; itself if none does
     leader: np.ndarray
-    # int32 `[R]`, number of these tokens, of which none is sampled; 0 for a leader
+    # int32 `[R]`, number of these tokens, of which none is sampled; the same for all such rows
     shared: np.ndarray
     rewards: np.ndarray  # float32 `[N, K]`, the parts of each episode's reward
     scored: np.ndarray  # bool `[N]`, whether it has any
@@ -222,6 +222,7 @@ def token_batch(
     )
     batch.lengths[: len(rows)] = lengths
     leaders: dict[int, int] = {}  # the first row of each group
+    common: dict[int, int] = {}  # by leader, the tokens that rows share with it
     for row, (number, segment) in enumerate(rows):
         end = 0
         for turn in segment:
@@ -239,5 +240,7 @@ def token_batch(
         # The first ids that both rows have and neither has sampled.
         shared = int(np.argmin(np.append(equal[: batch.lengths[both].min()], False)))
         if leader != row and shared:
-            batch.leader[row], batch.shared[row] = leader, shared
+            batch.leader[row], common[leader] = leader, min(shared, common.get(leader, shared))
+    for leader, shared in common.items():
+        batch.shared[batch.leader == leader] = shared
     return batch

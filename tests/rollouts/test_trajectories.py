@@ -137,7 +137,7 @@ def test_each_sampled_token_is_in_one_row(truncated: str) -> None:
     assert not nothing.log_prob_mask.any()
     # Rows share what none of them sampled: 0 to 2 of a group, 3 and 4 of one episode, 5 of another.
     assert batch.leader.tolist() == [0, 0, 0, 3, 3, 3]
-    assert batch.shared.tolist() == [0, 4, 3, 0, 2, 2]
+    assert batch.shared.tolist() == [3, 3, 3, 2, 2, 2]
 
 
 # ---------------------------------------------------------------- branches

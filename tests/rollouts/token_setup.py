@@ -55,8 +55,7 @@ def made_batch(seed: int = 0) -> TokenBatch:
         group = row // MEMBERS
         prompt, first = 4 + group, group * MEMBERS
         tokens[row, :prompt] = tokens[first, :prompt]
-        if row != first:
-            leader[row], shared[row] = first, prompt
+        leader[row], shared[row] = first, prompt
         end = lengths[row]
         log_prob_mask[row, prompt : prompt + 4] = True  # a call; then a result; then the answer
         log_prob_mask[row, prompt + 7 : end] = True
@@ -101,7 +100,7 @@ def made_pairs() -> TokenBatch:
     for row in range(episodes):
         prompt, winner = 5 + row // 2, row - row % 2
         tokens[row, :prompt] = tokens[winner, :prompt]
-        if row != winner and row // 2 != APART:
+        if row // 2 != APART:
             leader[row], shared[row] = winner, prompt
         lengths[row] = prompt + draw.integers(2, 11)
         mask[row, prompt : lengths[row]] = True
