@@ -44,7 +44,7 @@ from qrag_jax.learners.update import (
     ppo_actions,
 )
 from qrag_jax.models.compute.lora import Leaves, attach, merge, trainable
-from qrag_jax.models.compute.packing import add_rows, shared_layout, take_rows
+from qrag_jax.models.compute.packing import add_rows, take_rows
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.trunks.transformer import HEAD, WORDS, Params, Transformer
 from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
@@ -172,8 +172,7 @@ class TokenPolicy(PolicyLearner, Generic[Config]):
         (prepared, words, head), (weights, bias) = used, critic
 
         def hidden_before(words: jax.Array, block: TokenBlocks) -> jax.Array:
-            layout = shared_layout(block.shared, block.lengths, len(block.tokens), block.longest)
-            hidden = jnp.asarray(self.trunk.apply({"params": prepared}, words, layout))
+            hidden = jnp.asarray(self.trunk.apply({"params": prepared}, words, block.layout))
             return take_rows(hidden, block.place)
 
         before = on_each(FSDP, hidden_before, words, block)  # [fsdp, S, H]
@@ -205,7 +204,7 @@ def token_loss(
             read, targets.value, targets.returns, config.value_clip
         )
         return Sums(policy_gradient.weighted_sum(each, targets.weight), tokens, {}, {})
-    rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
+    rows = jnp.arange(len(block.layout.lengths))[:, None] == block.row[None]
     # If a batch gives one step, its tokens are of the policy that learns.
     how: dict[str, Any] = {"is_fresh": config.updates_per_batch == 1, "sampler": block.sampler}
     return action_loss(config, read, targets, tokens=tokens, rows=rows, **how)
@@ -224,8 +223,8 @@ def pair_loss(
         targets: `pairs` of `TokenEpisodes`, the reference and the weights.
     """
     reference, weight = targets
-    rows = jnp.arange(len(block.lengths))[:, None] == block.row[None]
-    rows = rows & block.learned[None]
+    rows = jnp.arange(len(block.layout.lengths))[:, None] == block.row[None]
+    rows = rows & block.valid[None]
     # Log-probabilities `[R]` of sequences, from those of tokens `[S]`; 0 where no row is.
     total = jnp.where(rows, scores.log_probs[None], 0.0).sum(axis=1)
     total = total / jnp.maximum(rows.sum(axis=1), 1) if config.averaged else total
@@ -250,9 +249,7 @@ def pair_loss(
 
 def token_count(block: TokenBlocks) -> jax.Array:
     """The tokens of a block, those that rows share counted once, and its places, `[2]`."""
-    by_group = block.lengths.reshape(len(block.shared), -1)
-    alone = jnp.where(by_group > 0, by_group - block.shared[:, None], 0).sum()
-    real = (alone + block.shared.sum()).astype(jnp.float32)
+    real = (block.layout.row < len(block.layout.lengths)).sum().astype(jnp.float32)
     return jnp.stack([real, jnp.float32(len(block.tokens))])
 
 
@@ -286,7 +283,7 @@ def _at(tree: Any, number: jax.Array | int) -> Any:
 
 def _number(blocks: TokenBlocks) -> jax.Array:
     """Blocks up to the last one that is not empty on any device."""
-    used = jnp.any(blocks.lengths > 0, axis=(0, 1, 3))
+    used = jnp.any(blocks.layout.lengths > 0, axis=(0, 1, 3))
     return jnp.where(used, jnp.arange(1, len(used) + 1), 0).max()
 
 
@@ -302,7 +299,6 @@ class TokenEpisodes(NamedTuple):
     rewards: Any = None  # float32 `[N]`; of GRPO, groups of neighbours
     scored: Any = None  # bool `[N]`
     counts: Any = None  # float32 `[N]`, tokens of each episode that are learned from
-    ends: Any = None  # of PPO: bool `[M, B, S]`, the last learned token of each episode
     # Of pairs, float32: log-probabilities of winner and loser by the reference `[1, B, Q, 2]`; and
     # the weight `[1, B, Q]`, 1, or 0 where there is no pair
     pairs: Any = None
@@ -312,7 +308,7 @@ def episode_shardings(mesh: Mesh) -> Any:
     """Where the episodes of an update live: a `TokenEpisodes` of a sharding for each field."""
     replicated: Any = NamedSharding(mesh, PartitionSpec())
     by_block: Any = NamedSharding(mesh, PartitionSpec(None, ROW_AXES))
-    return TokenEpisodes(by_block, replicated, replicated, replicated, by_block, by_block)
+    return TokenEpisodes(by_block, replicated, replicated, replicated, by_block)
 
 
 def token_episodes(policy: TokenPolicy, batch: TokenBatch, shape: BlockShape) -> TokenEpisodes:
@@ -339,27 +335,10 @@ def token_episodes(policy: TokenPolicy, batch: TokenBatch, shape: BlockShape) ->
         parts = [is_row & (part == each) for each in range(config.minibatches)]
     else:
         parts = [is_row]
-    batches = [
-        batch._replace(loss_mask=learned, log_prob_mask=batch.log_prob_mask & rows[:, None])
-        for rows in parts
-    ]
+    batches = [batch._replace(log_prob_mask=batch.log_prob_mask & rows[:, None]) for rows in parts]
     found = token_blocks(batches, shape, policy.row_devices)
     blocks: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
-    ends = _ends(blocks) if isinstance(config, TokenPPOConfig) else None
-    targets: Any = rewards, batch.scored, counts.astype(np.float32), ends
-    return TokenEpisodes(blocks, *targets)
-
-
-def _ends(blocks: TokenBlocks) -> np.ndarray:
-    """The last learned token of each row; those of a row lie one after the other."""
-    learned, row = np.asarray(blocks.learned), np.asarray(blocks.row)
-    ends = np.zeros(learned.shape, bool)
-    for place in np.ndindex(learned.shape[:-1]):
-        at = np.flatnonzero(learned[place])
-        of = row[place][at]
-        is_last = np.append(of[1:] != of[:-1], True)[: len(at)]
-        ends[place][at[is_last]] = True
-    return ends
+    return TokenEpisodes(blocks, rewards, batch.scored, counts.astype(np.float32))
 
 
 def pair_episodes(
@@ -381,10 +360,10 @@ def pair_episodes(
     rows = np.bincount(batch.episode, batch.loss_mask.any(axis=1), number + 1)[:-1]
     kept = (rows.reshape(-1, MEMBERS) > 0).all(axis=1)
     learned = batch.loss_mask & np.append(np.repeat(kept, MEMBERS), False)[batch.episode][:, None]
-    batch = batch._replace(loss_mask=learned, log_prob_mask=learned)
+    batch = batch._replace(log_prob_mask=learned)
     (blocks,) = token_blocks([batch], shape, policy.row_devices, whole=True)
     # The pair of each group of each block; the last one is none.
-    pair = np.full(np.shape(blocks.shared), number // MEMBERS)
+    pair = np.full((len(blocks.tokens), shape.groups), number // MEMBERS)
     block, token = np.nonzero(blocks.valid)
     group = np.asarray(blocks.row)[block, token] // MEMBERS
     pair[block, group] = np.asarray(blocks.episode)[block, token] // MEMBERS
@@ -424,7 +403,7 @@ def make_token_update(policy: TokenPolicy) -> Update:
         if isinstance(config, PreferenceConfig):
             targets, pairs = episodes.pairs, episodes.pairs[1].sum()
             divisors, metrics = jnp.maximum(pairs, 1.0)[None], {"pairs": pairs}
-            is_learned = episodes.blocks.learned
+            is_learned = episodes.blocks.valid
         else:
             targets, divisors, metrics = _prepared(policy, state, episodes, base)
             is_learned = targets.weight > 0
@@ -503,10 +482,9 @@ def grpo_tokens(
         metrics["advantage"] = jnp.abs(advantages).sum() / present
         metrics["flat_groups"] = (~varies(*by_group)).astype(jnp.float32).mean()
     of_episode = jnp.minimum(blocks.episode, len(counts) - 1)
-    learned = blocks.learned & (blocks.episode < len(counts))
     targets = targets._replace(
-        advantages=jnp.where(learned, advantages[of_episode], 0.0),
-        weight=jnp.where(learned, each[of_episode], 0.0),
+        advantages=jnp.where(blocks.valid, advantages[of_episode], 0.0),
+        weight=jnp.where(blocks.valid, each[of_episode], 0.0),
     )
     return targets, jnp.maximum(divisor, 1.0)[None], metrics
 
@@ -516,11 +494,14 @@ def ppo_tokens(
 ) -> tuple[PerAction, jax.Array, Metrics]:
     """PPO's advantages and returns of given values, divisors `[M]`, and metrics of rewards."""
     blocks, scored = episodes.blocks, jnp.asarray(episodes.scored)
-    ends = jnp.asarray(episodes.ends)
-    valid = blocks.learned & (blocks.episode < len(scored))
+    valid = jnp.asarray(blocks.valid)
+    # The sampled tokens of a row lie one after the other.
+    row = jnp.where(valid, blocks.row, -1)
+    following = jnp.pad(row[..., 1:], ((0, 0), (0, 0), (0, 1)), constant_values=-1)
+    ends = valid & (row != following)
     rewards, metrics = _rewards(episodes)
     of_episode = rewards[jnp.minimum(blocks.episode, len(scored) - 1)]
-    by_token = jnp.where(ends & valid, of_episode, 0.0)
+    by_token = jnp.where(ends, of_episode, 0.0)
     targets, of_advantages = ppo_actions(config, by_token, targets, valid, ends)
     weight = valid.astype(jnp.float32)
     return (

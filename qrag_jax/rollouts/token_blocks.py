@@ -6,7 +6,6 @@ must run through the same number of blocks, which is known here, before anything
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import defaultdict
 from collections.abc import Sequence
@@ -15,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from qrag_jax.models.compute.packing import RowLengths
+from qrag_jax.models.compute.packing import Layout, Shared
 from qrag_jax.rollouts.trajectories import TokenBatch
 
 _MULTIPLE = 8  # lengths of rows are multiples of it
@@ -39,23 +38,17 @@ class BlockShape(NamedTuple):
     own: int = 0  # O, most tokens of a row behind these; 0: attention is not computed in parts
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
-class TokenBlocks:
+class TokenBlocks(NamedTuple):
     """B blocks; device d of D has those from d·B/D on."""
 
-    tokens: jax.Array  # int32 `[B, T]`, packed as in `models.compute.packing.shared_layout`
-    shared: jax.Array  # int32 `[B, Q]`, tokens that the rows of a group begin with
-    lengths: jax.Array  # int32 `[B, Q·M]`, of the rows, the shared tokens included; 0: no row
+    tokens: jax.Array  # int32 `[B, T]`, of which each group's shared ones come first
+    layout: Layout  # where the rows `[B, Q·M]` are
     place: jax.Array  # int32 `[B, S]`, the place of the hidden state before each sampled token
     target: jax.Array  # int32 `[B, S]`, the sampled tokens
     valid: jax.Array  # bool `[B, S]`, whether there is one
-    learned: jax.Array  # bool `[B, S]`, whether it trains
     sampler: jax.Array  # float32 `[B, S]`, its log-probability by the sampler
     episode: jax.Array  # int32 `[B, S]`, its episode
     row: jax.Array  # int32 `[B, S]`, its row in the block
-    # of the rows; a program is compiled for it
-    longest: RowLengths = dataclasses.field(metadata={"static": True})
 
 
 _Block = list[list[int]]  # its groups, rows that share their first tokens
@@ -211,27 +204,33 @@ def _packed(batch: TokenBatch, shape: BlockShape, *, whole: bool) -> list[_Block
 
 
 def _block(batch: TokenBatch, shape: BlockShape, groups: _Block) -> TokenBlocks:
-    shared = np.zeros(shape.groups, np.int32)
-    lengths = np.zeros(shape.groups * shape.members, np.int32)
-    place = np.zeros(batch.tokens.shape, np.int32)  # of each token
+    count, counts = shape.groups * shape.members, np.zeros(shape.groups, np.int32)
+    layout: Any = _no_rows(count, shape.tokens, shape.length)
+    prompts = own = None
+    if shape.own:
+        prompts = _no_rows(shape.groups, shape.tokens, shape.prompt)
+        own = _no_rows(count, shape.tokens, shape.own)
+    tokens = np.zeros(shape.tokens, np.int32)
     number = np.zeros(len(batch.tokens), np.int32)  # of each row in the block
     start = 0
     for group, rows in enumerate(groups):
-        shared[group] = common = int(batch.shared[rows[0]])
-        place[rows, :common] = start + np.arange(common)
+        counts[group] = common = int(batch.shared[rows[0]])
+        prompt = np.arange(start, start + common)
         start += common
         for member, row in enumerate(rows, group * shape.members):
-            number[row], lengths[member] = member, batch.lengths[row]
-            own = np.arange(common, batch.lengths[row])
-            place[row, own] = start + own - common
-            start += len(own)
-    every = np.array([row for rows in groups for row in rows], int)
-    tokens = np.zeros(shape.tokens, np.int32)
-    for row in every:
-        length = batch.lengths[row]
-        tokens[place[row, :length]] = batch.tokens[row, :length]
-    order, at = np.nonzero(batch.log_prob_mask[every])
-    row = every[order]
+            number[row] = member
+            behind = np.arange(start, start + batch.lengths[row] - common)
+            start += len(behind)
+            every = np.append(prompt, behind)
+            tokens[every] = batch.tokens[row, : len(every)]
+            _put(layout, member, every)
+            _put(own, member, behind)
+        layout.row[prompt] = group * shape.members  # shared places belong to the first row
+        _put(prompts, group, prompt)
+    layout = layout._replace(shared=Shared(counts, prompts, own))  # type: ignore[arg-type]
+    used = np.array([row for rows in groups for row in rows], int)
+    order, at = np.nonzero(batch.log_prob_mask[used])
+    row = used[order]
 
     def of_sampled(values: np.ndarray, filled_with: int = 0) -> Any:
         unused = shape.sampled - len(at)
@@ -239,17 +238,30 @@ def _block(batch: TokenBatch, shape: BlockShape, groups: _Block) -> TokenBlocks:
 
     return TokenBlocks(
         tokens=tokens,  # type: ignore[arg-type]
-        shared=shared,  # type: ignore[arg-type]
-        lengths=lengths,  # type: ignore[arg-type]
-        place=of_sampled(place[row, at - 1]),
+        layout=layout,
+        place=of_sampled(layout.place[number[row], at - 1]),
         target=of_sampled(batch.tokens[row, at]),
         valid=of_sampled(np.ones(len(at), bool)),
-        learned=of_sampled(batch.loss_mask[row, at]),
         sampler=of_sampled(batch.sampler_log_probs[row, at]),
         episode=of_sampled(batch.episode[row], len(batch.scored)),
         row=of_sampled(number[row]),
-        longest=RowLengths(shape.length, shape.prompt, shape.own),
     )
+
+
+def _no_rows(rows: int, tokens: int, length: int) -> Any:
+    """A layout without any row, on the host."""
+    row, place = np.full(tokens, rows, np.int32), np.zeros((rows, length), np.int32)
+    nothing: Any = row, np.zeros(tokens, np.int32), place, np.zeros(rows, np.int32)
+    return Layout(*nothing)
+
+
+def _put(layout: Any, row: int, places: np.ndarray) -> None:
+    """Writes into a layout, if there is one, that the tokens of a row are at these places."""
+    if layout is not None:
+        layout.row[places] = row
+        layout.position[places] = np.arange(len(places))
+        layout.place[row, : len(places)] = places
+        layout.lengths[row] = len(places)
 
 
 def _rung(number: int, steps: int, multiple: int = _MULTIPLE) -> int:

@@ -173,9 +173,9 @@ def test_loss_and_gradient_of_grpo_are_those_of_trl(
 ) -> None:
     trainer, inputs = grpo
     policy, blocks, given, divisor = ours.given(config)
-    assert {*blocks.episode[blocks.learned].tolist()} <= {*range(12)} - {CUT, FAILED}
+    assert {*blocks.episode[blocks.valid].tolist()} <= {*range(12)} - {CUT, FAILED}
     if not corrected:
-        blocks = dataclasses.replace(blocks, sampler=given.old)
+        blocks = blocks._replace(sampler=given.old)
     loss, gradient, sums = ours.gradient(policy, ours.new, (blocks, given), divisor)
     check_alike(
         (loss, gradient), trainer.gradient(inputs[config.scaled], config, corrected=corrected)
@@ -217,7 +217,7 @@ def test_pairs_are_those_of_trl(ours: Ours, pairs: Any, config: PreferenceConfig
     reference = row_log_probs(policy)(ours.old, batch, PAIR_SHAPE)
     episodes = pair_episodes(policy, batch, PAIR_SHAPE, reference)
     blocks, given = jax.tree.map(lambda leaf: leaf[0], (episodes.blocks, episodes.pairs))
-    assert (blocks.lengths > 0).any(axis=1).sum() > 1
+    assert (blocks.layout.lengths > 0).any(axis=1).sum() > 1
     loss, gradient, sums = ours.gradient(policy, ours.new, (blocks, given))
     inputs = pairs.inputs(batch, KEPT)
     check_alike((loss, gradient), pairs.gradient(inputs, config))

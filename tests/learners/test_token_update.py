@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from qrag_jax.learners.config import LOSS, NONE, REWARD, TokenGRPOConfig, TokenPPOConfig
+from qrag_jax.learners.config import LOSS, NONE, REWARD, SFTConfig, TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.state import Critic
 from qrag_jax.learners.token_policy import row_log_probs
 from qrag_jax.models.compute.lora import Adapted, folded
+from qrag_jax.rollouts.token_blocks import choose_shape
 from qrag_jax.rollouts.trajectories import TokenBatch
 from tests.learners import updates
 from tests.learners.updates import assert_close, check_moved, log_probs, model, tokens
@@ -52,6 +53,22 @@ def test_of_each_group_only_the_best_may_be_imitated() -> None:
 
     check_moved(learning.state.params, params, jax.grad(by_hand)(params), rate=updates.RATE)
     assert metrics["tokens"] == learned(batch).sum()
+
+
+@pytest.mark.parametrize("in_parts", [True, False])
+def test_completions_of_one_prompt_learn_as_each_would_alone(in_parts: bool) -> None:
+    """In blocks where the prompt is computed once; attention in parts, or by whole rows."""
+    batch, params = made_batch(), model()
+    shape = choose_shape(batch, 120, MEMBERS)
+    assert shape.own
+    learning = tokens(SFTConfig(), shape=shape if in_parts else shape._replace(own=0))
+    learning.step(batch)
+
+    def by_hand(params: Any) -> Any:
+        of_learned = jnp.where(batch.loss_mask, log_probs(params, batch), 0.0)
+        return -of_learned.sum() / batch.loss_mask.sum()
+
+    check_moved(learning.state.params, params, jax.grad(by_hand)(params), rate=updates.RATE)
 
 
 # ------------------------------------------------------------------------ pairs

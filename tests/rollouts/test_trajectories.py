@@ -215,13 +215,14 @@ SHAPE = BlockShape(tokens=60, length=24, groups=3, members=3, sampled=40)
 def test_a_prompt_is_computed_once_and_groups_are_cut_where_that_fills_a_block() -> None:
     batch = made_batch()
     (blocks,) = token_blocks([batch], SHAPE._replace(tokens=400, groups=8, sampled=300))
-    assert np.flatnonzero(blocks.lengths.any(axis=1)).tolist() == [0]
+    assert np.flatnonzero(blocks.layout.lengths.any(axis=1)).tolist() == [0]
+    counts = np.asarray(blocks.layout.shared.counts[0])
     prompts = [int(batch.shared[group * MEMBERS + 1]) for group in range(GROUPS)]
-    assert sorted(blocks.shared[0][blocks.shared[0] > 0].tolist()) == sorted(prompts)
+    assert sorted(counts[counts > 0].tolist()) == sorted(prompts)
     rows = np.flatnonzero(batch.log_prob_mask.any(axis=1))
     alone = int((batch.lengths - batch.shared)[rows].sum())
     (filled,) = token_blocks([batch], SHAPE._replace(tokens=72, groups=8, sampled=72))
-    assert filled.lengths.any(axis=1).sum() <= alone / 72 + 2
+    assert filled.layout.lengths.any(axis=1).sum() <= alone / 72 + 2
 
 
 def test_a_chosen_shape_holds_the_batch_and_what_does_not_fit_is_refused() -> None:

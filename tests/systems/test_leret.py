@@ -79,17 +79,10 @@ def bare(system: Leret, found: Iteration, at: StateKey) -> tuple[int, ...]:
 def rows_of(blocks: Any) -> list[tuple[int, ...]]:
     """The tokens of the rows of all blocks, shared ones included."""
     rows = []
-    members = blocks.lengths.shape[1] // blocks.shared.shape[1]
-    for number in range(len(blocks.tokens)):
-        at = 0
-        for group, shared in enumerate(blocks.shared[number]):
-            prompt = blocks.tokens[number, at : at + shared].tolist()
-            at += shared
-            for length in blocks.lengths[number, group * members : (group + 1) * members]:
-                if length:
-                    rest = blocks.tokens[number, at : at + length - shared].tolist()
-                    rows.append((*prompt, *rest))
-                    at += length - shared
+    for tokens, places, lengths in zip(blocks.tokens, blocks.layout.place, blocks.layout.lengths):
+        for place, length in zip(places, lengths, strict=True):
+            if length:
+                rows.append(tuple(tokens[place[:length]].tolist()))
     return rows
 
 
@@ -106,7 +99,7 @@ def test_the_best_queries_are_imitated_behind_the_bare_prompt(system: Leret) -> 
         rows = rows_of(blocks)
         assert len(rows) == system.config.sft.batch_size
         assert {*rows} <= best.keys()
-        assert int(blocks.learned.sum()) == sum(best[row] for row in rows)
+        assert int(blocks.valid.sum()) == sum(best[row] for row in rows)
 
 
 def test_pairs_have_the_winner_first_and_one_prompt(system: Leret) -> None:

@@ -164,7 +164,9 @@ def shared_attention(
         return packed(attended, layout)
 
     shared = layout.shared
-    if shared is None or shared.own is None or precision.attention != PRODUCTS:
+    if shared is None or shared.prompts is None or shared.own is None:
+        return of_row_starts(layout)
+    if precision.attention != PRODUCTS:
         return of_row_starts(layout)
     attended = causal_attention(
         rows(query, shared.own),
@@ -173,10 +175,9 @@ def shared_attention(
         jnp.maximum(layout.lengths, 1),
         precision,
         first=jnp.repeat(shared.counts, len(layout.lengths) // len(shared.counts)),
-        most=0 if shared.prompts is None else shared.prompts.place.shape[1],
+        most=shared.prompts.place.shape[1],
     )
-    own = packed(attended, shared.own)
-    return own if shared.prompts is None else own + of_row_starts(shared.prompts)
+    return packed(attended, shared.own) + of_row_starts(shared.prompts)
 
 
 def _takes_fused_kernel(query: jax.Array, precision: Precision) -> bool:

@@ -76,13 +76,15 @@ class Layout(NamedTuple):
 class Shared(NamedTuple):
     """Tokens that all rows of a group of neighbours begin with.
 
-    Each of them has one place, which belongs to the group's first row.
+    Each of them has one place, which belongs to the group's first row. That row is present if any
+    row of the group is.
     """
 
     counts: jax.Array  # `[groups]`, their number in each group of R / groups rows
-    # the layout of these alone, one row a group; None: they are not looked at alone
+    # The layouts of these alone, one row a group, and of what rows have behind them; None:
+    # attention is not computed in parts
     prompts: Layout | None = None
-    own: Layout | None = None  # the layout of what rows have behind them
+    own: Layout | None = None
 
 
 def packed_layout(lengths: jax.Array, tokens: int, length: int) -> Layout:
@@ -112,78 +114,6 @@ def padded_layout(lengths: jax.Array, length: int) -> Layout:
     inside = position < lengths[row]
     place = rows[:, None] * length + jnp.arange(length)[None]
     return Layout(jnp.where(inside, row, len(lengths)), position, place, lengths)
-
-
-class RowLengths(NamedTuple):
-    """Tokens of the longest row, of the most shared ones, and of the most behind these.
-
-    own is 0 if attention is not to be computed in parts.
-    """
-
-    whole: int
-    prompt: int = 0
-    own: int = 0
-
-
-def shared_layout(
-    shared: jax.Array, lengths: jax.Array, tokens: int, longest: RowLengths
-) -> Layout:
-    """The layout of groups of rows, end to end in `tokens` places, which must suffice.
-
-    A group's shared tokens come first, then what each of its rows has alone.
-
-    Args:
-        shared: int `[groups]`, tokens that the rows of a group begin with; none is longer than a
-            present row of its group.
-        lengths: int `[groups · members]`, tokens of each row, those shared included; 0: there is no
-            such row. The first row of a group is present if any row of it is.
-        tokens: number of places.
-        longest: the lengths there can be.
-    """
-    groups, count = len(shared), len(lengths)
-    members = count // groups
-    by_group = lengths.reshape(groups, members)
-    present = by_group > 0
-    common = jnp.where(present.any(axis=1), shared, 0)
-    alone = jnp.where(present, by_group - common[:, None], 0)
-    parts = jnp.concatenate([common[:, None], alone], axis=1).reshape(-1)
-    ends = jnp.cumsum(parts)
-    starts = (ends - parts).reshape(groups, members + 1)
-    place = jnp.arange(tokens)
-    part = (place[:, None] >= ends[None]).sum(axis=1)
-    used = part < len(parts)
-    part = jnp.minimum(part, len(parts) - 1)
-    group, number = part // (members + 1), part % (members + 1)
-    position = place - starts[group, number] + jnp.where(number > 0, common[group], 0)
-    row = group * members + jnp.maximum(number - 1, 0)
-    column = jnp.arange(longest.whole)[None]
-    of_row = jnp.repeat(common, members)[:, None]
-    own = starts[:, 1:].reshape(-1, 1) + column - of_row
-    together = jnp.repeat(starts[:, 0], members)[:, None] + column
-    prompts = behind = None
-    if longest.own:
-        if longest.prompt:
-            prompts = Layout(
-                row=jnp.where(used & (number == 0), group, groups),
-                position=jnp.where(used, position, 0),
-                place=jnp.clip(starts[:, :1] + jnp.arange(longest.prompt)[None], 0, tokens - 1),
-                lengths=common,
-            )
-        behind = Layout(
-            row=jnp.where(used & (number > 0), row, count),
-            position=jnp.maximum(position - common[group], 0),
-            place=jnp.clip(
-                starts[:, 1:].reshape(-1, 1) + jnp.arange(longest.own)[None], 0, tokens - 1
-            ),
-            lengths=alone.reshape(-1),
-        )
-    return Layout(
-        row=jnp.where(used, row, count),
-        position=jnp.where(used, position, 0),
-        place=jnp.clip(jnp.where(column < of_row, together, own), 0, tokens - 1),
-        lengths=lengths,
-        shared=Shared(common, prompts, behind),
-    )
 
 
 @jax.custom_vjp
