@@ -152,7 +152,7 @@ class Ours:
         self.embed_rows = jax.jit(partial(embed_rows, encoder, blocks))
 
         def update(params: Params, state: Any, target: jax.Array) -> tuple[Params, Any]:
-            gradient, _ = pull_back(encoder, of_gradients, params, self.rows, target)
+            gradient, *_ = pull_back(encoder, of_gradients, params, self.rows, target)
             updates, state = optimizer.update(gradient, state, params)
             return optax.apply_updates(params, updates), state
 

@@ -41,7 +41,7 @@ from qrag_jax.models.first_encoder import (
 )
 from qrag_jax.models.pretrained import LoadedEncoder, LoraConfig, write_adapters
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
-from qrag_jax.rollouts.block_shapes import choose_row_blocks
+from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.pool_search import HopBatch
 from qrag_jax.runtime.mesh import make_mesh, shard_batch
 from qrag_jax.runtime.platform import Platform
@@ -171,7 +171,7 @@ class _Ours:
             mesh=mesh,
             shardings=shardings,
             encoder=loaded.encoder,
-            blocks=choose_row_blocks(config, LONGEST, Platform.of(mesh)),
+            blocks=blocks_of(config, np.ones(LONGEST + 1), Platform.of(mesh)),
             config=GRPO,
             tau=POLICY.tau,
             weights=((1.0,), ()),

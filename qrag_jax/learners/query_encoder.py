@@ -2,8 +2,7 @@
 
 The loss depends on the encoder only through the embeddings of states, and that of a state on its
 own pool and draw alone. So a state is embedded once: its cotangent is known in the block in which
-it is computed (`models.compute.ragged.embed_and_pull_back`). Blocks bound the memory, whatever the
-batch.
+it is computed (`models.compute.ragged.pull_back`). Blocks bound the memory, whatever the batch.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from qrag_jax.learners.update import (
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import EXACT
-from qrag_jax.models.compute.ragged import TokenRows, embed_and_pull_back, embed_rows
+from qrag_jax.models.compute.ragged import TokenRows, embed_rows, pull_back
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.tokens import TokenScores
@@ -86,7 +85,7 @@ class QueryEncoder(PolicyLearner):
         def cotangents(embedded: jax.Array, searches: Searches) -> jax.Array:
             return jax.grad(total)(embedded, head, searches)
 
-        tower, embedded, tokens = embed_and_pull_back(
+        tower, embedded, tokens = pull_back(
             self.encoder, self.blocks, whole, rows, cotangents, of_rows=searches
         )
         of_head = jax.grad(total, 1)(embedded, head, searches)

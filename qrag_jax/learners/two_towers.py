@@ -192,7 +192,8 @@ def pull_back_both(
     stacked = jnp.stack([jnp.pad(leaf, ((0, most - len(leaf)), (0, 0))) for leaf in flat])
 
     def of_tower(tower: tuple) -> tuple[Params, jax.Array]:
-        return pull_back(actor.encoder, actor.block_shapes.gradients, *tower)
+        gradient, _, used = pull_back(actor.encoder, actor.block_shapes.gradients, *tower)
+        return gradient, used
 
     gradient, used = over_towers(of_tower, params, (rows, stacked))
     return gradient, used.sum(axis=0)

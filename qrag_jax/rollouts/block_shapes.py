@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import partial
 
 import numpy as np
 
@@ -33,35 +32,23 @@ def choose_block_shapes(
     platform: Platform,
 ) -> BlockShapes:
     """Blocks that suit the lengths found in the data and the devices."""
-    count = config.length_buckets
     chunks, states, both = _histograms(rollout, encoder, shape, stores)
-    sizes, tokens = config.block_sizes, config.block_tokens
-    choose = partial(blocks_of, platform=platform, sizes=sizes, tokens=tokens)
     # States and gradients are a small share of the tokens, so fewer shapes are enough for them.
     return BlockShapes(
-        chunks=choose(chunks, count),
-        states=choose(states, max(count - 1, 1)),
-        gradients=choose(both, max(count - 1, 1)),
+        chunks=blocks_of(config, chunks, platform),
+        states=blocks_of(config, states, platform, fewer=1),
+        gradients=blocks_of(config, both, platform, fewer=1),
     )
 
 
-def choose_row_blocks(config: EncoderConfig, longest: int, platform: Platform) -> Blocks:
-    """Blocks for rows of up to `longest` tokens, of whose lengths nothing is known yet."""
-    alike, count = np.ones(longest + 1, np.int64), config.length_buckets
-    sizes, tokens = config.block_sizes, config.block_tokens
-    return blocks_of(alike, count, platform=platform, sizes=sizes, tokens=tokens)
-
-
 def blocks_of(
-    histogram: np.ndarray, count: int, *, platform: Platform, sizes: int, tokens: int = 0
+    config: EncoderConfig, histogram: np.ndarray, platform: Platform, *, fewer: int = 0
 ) -> Blocks:
-    """Blocks of `tokens` (0: as many as suit the platform), each with rows of `count` lengths.
-
-    The histogram is of the lengths of rows.
-    """
+    """Blocks for rows whose lengths are distributed as in the histogram, of `fewer` lengths."""
     usual = CPU_BLOCK_TOKENS if platform.on_cpu else ACCELERATOR_BLOCK_TOKENS
+    tokens, count = config.block_tokens or usual, max(config.length_buckets - fewer, 1)
     multiples = (8,) if platform.on_cpu else (64, 8)
-    return choose_blocks(histogram, tokens or usual, count, sizes, multiples=multiples)
+    return choose_blocks(histogram, tokens, count, config.block_sizes, multiples=multiples)
 
 
 def _histograms(

@@ -10,7 +10,6 @@ import hashlib
 import io
 import itertools
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 
 import jax
@@ -21,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows
+from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.retrieval.towers import Rows
 from qrag_jax.rollouts.block_shapes import blocks_of
@@ -99,24 +99,23 @@ class MeshTower:
         row_tokens: int,
         blocks: Blocks | None = None,
     ) -> None:
-        program = partial(make_embed, mesh, shardings, encoder, tower=number)
-        platform = Platform.of(mesh)
+        def program(shorter: int, longest: int, blocks: Blocks) -> tuple[int, int, Embed]:
+            return shorter, longest, make_embed(mesh, shardings, encoder, blocks, number)
 
-        def alike(shorter: int, longest: int, sizes: int) -> Blocks:
-            """For rows of more than `shorter` tokens, all lengths as likely."""
+        def alike(shorter: int, longest: int, sizes: int) -> tuple[int, int, Embed]:
+            """All lengths are as likely."""
+            how = EncoderConfig(length_buckets=_LENGTHS, block_sizes=sizes)
             wanted = np.arange(longest + 1) > shorter
-            return blocks_of(wanted, _LENGTHS, platform=platform, sizes=sizes)
+            return program(shorter, longest, blocks_of(how, wanted, Platform.of(mesh)))
 
         # Of rows of more than so many and at most so many tokens.
-        self._programs: list[tuple[int, int, Embed]]
         if blocks is not None:
-            self._programs = [(0, row_tokens, program(blocks))]
+            self._programs = [program(0, row_tokens, blocks)]
         else:
             short = min(SHORT, row_tokens)
-            self._programs = [(0, short, program(alike(0, short, _SHORT_SIZES)))]
+            self._programs = [alike(0, short, _SHORT_SIZES)]
             if row_tokens > short:
-                others = program(alike(short, row_tokens, _SIZES))
-                self._programs.append((short, row_tokens, others))
+                self._programs.append(alike(short, row_tokens, _SIZES))
         self._many = blocks is not None
         self._encoder, self._params = encoder, params
         self._row_tokens, self._devices = row_tokens, mesh.size

@@ -53,7 +53,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus, names_of
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.index_folder import CORPUS, EXACT, version
 from qrag_jax.rollouts import pool_search
-from qrag_jax.rollouts.block_shapes import choose_row_blocks, rounds_of
+from qrag_jax.rollouts.block_shapes import blocks_of, rounds_of
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
 from qrag_jax.rollouts.pool_search import HopBatch, Rewarded, StateRows
 from qrag_jax.rollouts.schedule import Counts, draw_keys
@@ -182,7 +182,7 @@ class Harr:
     def learner(self) -> QueryEncoder:
         """The query encoder, from which all programs are built."""
         config, loaded = self.config, self.inputs.encoder
-        longest, platform = self.rows.max_tokens, Platform.of(self.mesh)
+        alike = np.ones(self.rows.max_tokens + 1, np.int64)  # of lengths nothing is known yet
         weights = config.reward.rewards.weights
         of_episode, of_hop = (tuple(weights[name] for name in names) for names in self._rewards)
         return QueryEncoder.of(
@@ -190,7 +190,7 @@ class Harr:
             loaded,
             self._parts,
             encoder=loaded.encoder,
-            blocks=choose_row_blocks(config.encoder, longest, platform),
+            blocks=blocks_of(config.encoder, alike, Platform.of(self.mesh)),
             config=config.rule,
             tau=config.policy.tau,
             weights=(of_episode, of_hop),

@@ -288,10 +288,8 @@ class PassageEncoder:
 
     def embed(self, lengths: np.ndarray) -> Embed:
         """The jitted `(params, tokens [N, L], lengths [N]) → [N, D]`."""
-        config, counts = self.blocks, np.bincount(lengths, minlength=self.row_tokens + 1)
-        how: Any = {"sizes": config.block_sizes, "tokens": config.block_tokens}
-        how["platform"] = Platform.of(self.mesh)
-        blocks = blocks_of(counts, config.length_buckets, **how)
+        counts = np.bincount(lengths, minlength=self.row_tokens + 1)
+        blocks = blocks_of(self.blocks, counts, Platform.of(self.mesh))
         return make_embed(self.mesh, self.shardings, self.encoder, blocks, CHUNK)
 
     def cut(self, questions: Sequence[str]) -> list[int]:

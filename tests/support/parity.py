@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 from transformers import AutoModel
 
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.ragged import TokenRows, embed_and_pull_back
+from qrag_jax.models.compute.ragged import TokenRows, pull_back
 from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder
@@ -70,9 +70,7 @@ def vectors_and_gradient(
     encoder: TextEncoder, blocks: Blocks, params: Any, rows: TokenRows, cotangents: Any
 ) -> tuple[jax.Array, Any]:
     """Vectors `[N, D]`, and the gradient of Σ <vector, cotangent>; computed in packed blocks."""
-    gradient, vectors, _ = embed_and_pull_back(
-        encoder, blocks, params, rows, lambda _, own: own, of_rows=jnp.asarray(cotangents)
-    )
+    gradient, vectors, _ = pull_back(encoder, blocks, params, rows, jnp.asarray(cotangents))
     return vectors, gradient
 
 

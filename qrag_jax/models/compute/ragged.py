@@ -2,8 +2,8 @@
 
 The compiled program sorts rows by length on the device and packs them into blocks (`packing`). A
 loop computes the blocks one by one; a switch chooses the block's static shape. Absent rows cost
-nothing. A row that occurs twice is computed once (except in `embed_and_pull_back`). All devices run
-through the same blocks, each with rows of its own.
+nothing. A row that occurs twice is computed once (but see `pull_back`). All devices run through the
+same blocks, each with rows of its own.
 
 The gradient is pulled back block by block from cotangents of the embeddings (Gao et al., 2021,
 "Scaling Deep Contrastive Learning Batch Size", GradCache), so only one block needs memory.
@@ -137,77 +137,30 @@ def pull_back(
     blocks: Blocks,
     params: Params | Adapted,
     token_rows: TokenRows,
-    cotangents: jax.Array,
-) -> tuple[Params, jax.Array]:
+    cotangents: jax.Array | Callable[[jax.Array, Any], jax.Array],
+    *,
+    of_rows: Any = None,
+) -> tuple[Params, jax.Array, jax.Array]:
     """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`, in float32.
 
     For `Adapted` params it is the gradient with respect to the adapters. If `params` have a dropout
-    key, its masks act. The tokens `[2]` are as those of `embed_rows`.
+    key, its masks act. Devices along `data` add up gradients of their own, which are summed once,
+    at the end.
 
     Args:
         params: of one tower, or a base with the adapters of one tower.
         token_rows: N rows; absent ones contribute nothing.
-        cotangents: `[N, D]`.
-    """
-    rows = _sorted(encoder.module.mesh, blocks, token_rows)
-    # A row that occurs twice is pulled back once, with the sum of its cotangents.
-    every = add_rows(jnp.zeros_like(cotangents), rows.first, cotangents)
-    gradient, _, count = _pull_back(
-        encoder, blocks, params, rows, lambda _, own: own, of_rows=every
-    )
-    return gradient, count
-
-
-def embed_and_pull_back(
-    encoder: TextEncoder,
-    blocks: Blocks,
-    params: Params | Adapted,
-    token_rows: TokenRows,
-    cotangents: Callable[[jax.Array, Any], jax.Array],
-    *,
-    of_rows: Any,
-) -> tuple[Params, jax.Array, jax.Array]:
-    """As `pull_back`, for cotangents that are computed from the embeddings.
-
-    A row that occurs twice is computed twice.
-
-    Args:
-        cotangents: (embeddings `[R, D]`, the values of their rows `[R, …]`, zeros if there is no
-            row) → cotangents `[R, D]`.
-        of_rows: values of each row, a pytree of `[N, …]`.
+        cotangents: `[N, D]`. A row that occurs twice is pulled back once, with their sum. Or, where
+            they depend on the embeddings, (embeddings `[R, D]`, the values of their rows `[R, …]`,
+            zeros if there is no row) → `[R, D]`. Then a row that occurs twice is computed twice.
+        of_rows: for a function, values of each row, a pytree of `[N, …]`.
 
     Returns:
-        The gradient, the embeddings `[N, D]` and the tokens.
+        The gradient, the embeddings `[N, D]` and the tokens as those of `embed_rows`.
     """
-    rows = _sorted(encoder.module.mesh, blocks, token_rows, repeats=True)
-    return _pull_back(encoder, blocks, params, rows, cotangents, of_rows=of_rows)
-
-
-def _dropout(
-    encoder: TextEncoder, params: Params | Adapted
-) -> tuple[Params | Adapted, _Dropout | None]:
-    """The parameters without their dropout key, and what it drops; None: they have no key."""
-    params, key = without_key(params)
-    if key is None:
-        return params, None
-    keys = trunk_keys(key, encoder.module.config.num_hidden_layers)
-    shares: Any = {"hidden": encoder.dropout, "attention": encoder.attention_dropout}
-    return params, partial(TokenDropout, keys=keys, adapters=encoder.lora_dropout, **shares)
-
-
-def _pull_back(
-    encoder: TextEncoder,
-    blocks: Blocks,
-    params: Params | Adapted,
-    rows: _Rows,
-    cotangents: Callable[[jax.Array, Any], jax.Array],
-    *,
-    of_rows: Any,
-) -> tuple[Params, jax.Array, jax.Array]:
-    """`embed_and_pull_back` of sorted rows.
-
-    Devices along `data` add up gradients of their own, which are summed once, at the end.
-    """
+    rows = _sorted(encoder.module.mesh, blocks, token_rows, repeats=callable(cotangents))
+    if not callable(cotangents):
+        of_rows = add_rows(jnp.zeros_like(cotangents), rows.first, cotangents)
     params, dropout = _dropout(encoder, params)
     trained, frozen, to_stored = trainable(encoder.module, params, encoder.lora_scale)
     tables = {path: trained.pop(path) for path in ((WORDS,),) if path in trained}
@@ -234,7 +187,7 @@ def _pull_back(
                 values = jax.tree.map(
                     lambda leaf: leaf.at[place].get(mode="fill", fill_value=0), values
                 )
-                return cotangents(embedded, values)
+                return cotangents(embedded, values) if callable(cotangents) else values
 
             found, back = jax.vjp(embed, trained, words if tables else None)
             gradient, of_words = back(on_each(FSDP, of_block, found, values))
@@ -254,6 +207,18 @@ def _pull_back(
     total, count = _over_blocks(blocks, rows, dropout, compute, (*zeros, nothing))
     of_layers, of_tables = jax.tree.map(lambda leaf: leaf.sum(axis=0), total[:2])
     return to_stored(of_layers | of_tables), rows.in_order(total[2]), count
+
+
+def _dropout(
+    encoder: TextEncoder, params: Params | Adapted
+) -> tuple[Params | Adapted, _Dropout | None]:
+    """The parameters without their dropout key, and what it drops; None: they have no key."""
+    params, key = without_key(params)
+    if key is None:
+        return params, None
+    keys = trunk_keys(key, encoder.module.config.num_hidden_layers)
+    shares: Any = {"hidden": encoder.dropout, "attention": encoder.attention_dropout}
+    return params, partial(TokenDropout, keys=keys, adapters=encoder.lora_dropout, **shares)
 
 
 def _sorted(
