@@ -76,7 +76,7 @@ def batch_of(size: Size, lengths: Lengths, *, tools: bool = False) -> TokenBatch
         episode=number,
         leader=first,
         shared=prompts.astype(np.int32),
-        rewards=draw.random((count, 1)).astype(np.float32),
+        rewards=draw.random(count).astype(np.float32),
         scored=np.ones(count, bool),
     )
 

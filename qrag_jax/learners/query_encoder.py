@@ -111,10 +111,10 @@ class QueryEncoder(PolicyLearner):
             assert isinstance(config, PPOConfig)
             values = _valued(embedded, by)
             each = clipped_value_loss(values, targets.value, targets.returns, config.value_clip)
-            return Sums(weighted_sum(each, targets.weight), jnp.zeros(2), {}, {})
+            return Sums(weighted_sum(each, targets.weight), {}, {})
         scores = self._scores(embedded, searches)
         is_fresh = self.is_fresh and config.updates_per_batch == 1
-        sums = action_loss(config, scores, targets, tokens=jnp.zeros(2), is_fresh=is_fresh)
+        sums = action_loss(config, scores, targets, is_fresh=is_fresh)
         gap = jnp.where(targets.weight > 0, jnp.abs(scores.log_probs - targets.old), 0.0).sum()
         sums.means["replay_gap"] = gap, sums.means["entropy"][1]
         return sums

@@ -44,7 +44,7 @@ from qrag_jax.learners.update import (
     ppo_actions,
 )
 from qrag_jax.models.compute.lora import Leaves, attach, merge, trainable
-from qrag_jax.models.compute.packing import add_rows, take_rows
+from qrag_jax.models.compute.packing import Layout, add_rows, take_rows
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.trunks.transformer import HEAD, WORDS, Params, Transformer
 from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
@@ -111,7 +111,8 @@ class TokenPolicy(PolicyLearner, Generic[Config]):
                 used = unflatten_dict(frozen | layers), *(lookups or (words, head))
                 read = self._read(used, critic, block)
                 sums = over_axis(on_each(FSDP, partial(loss, config), read, block, targets))
-                return sums.loss, sums
+                used = on_each(FSDP, token_count, block.layout).sum(axis=0)
+                return sums.loss, sums._replace(tokens=used)
 
             lookups = (words, head) if tables else None
             _, back, sums = jax.vjp(of_loss, trained, lookups, learned[1:], has_aux=True)
@@ -197,17 +198,16 @@ def token_loss(
     targets: PerAction,
 ) -> Sums:
     """The loss of a block's sampled tokens, or of a critic's values."""
-    tokens = token_count(block)
     if not isinstance(read, TokenScores):
         assert isinstance(config, TokenPPOConfig)
         each = policy_gradient.clipped_value_loss(
             read, targets.value, targets.returns, config.value_clip
         )
-        return Sums(policy_gradient.weighted_sum(each, targets.weight), tokens, {}, {})
+        return Sums(policy_gradient.weighted_sum(each, targets.weight), {}, {})
     rows = jnp.arange(len(block.layout.lengths))[:, None] == block.row[None]
     # If a batch gives one step, its tokens are of the policy that learns.
     how: dict[str, Any] = {"is_fresh": config.updates_per_batch == 1, "sampler": block.sampler}
-    return action_loss(config, read, targets, tokens=tokens, rows=rows, **how)
+    return action_loss(config, read, targets, rows=rows, **how)
 
 
 def pair_loss(
@@ -244,13 +244,13 @@ def pair_loss(
     means = {
         name: (jnp.where(weight > 0, each, 0.0).sum(), pairs) for name, each in of_pairs.items()
     }
-    return Sums(loss, token_count(block), means, {})
+    return Sums(loss, means, {})
 
 
-def token_count(block: TokenBlocks) -> jax.Array:
+def token_count(layout: Layout) -> jax.Array:
     """The tokens of a block, those that rows share counted once, and its places, `[2]`."""
-    real = (block.layout.row < len(block.layout.lengths)).sum().astype(jnp.float32)
-    return jnp.stack([real, jnp.float32(len(block.tokens))])
+    real = (layout.row < len(layout.lengths)).sum().astype(jnp.float32)
+    return jnp.stack([real, jnp.float32(len(layout.row))])
 
 
 def _summed(
@@ -314,19 +314,18 @@ def episode_shardings(mesh: Mesh) -> Any:
 def token_episodes(policy: TokenPolicy, batch: TokenBatch, shape: BlockShape) -> TokenEpisodes:
     """The episodes of a batch that something can be learned from, in blocks.
 
-    The parts of an episode's reward are added. A group of GRPO's whose scored members do not differ
-    counts in the divisor. Its gradient is 0 without a KL, so then nothing of it is computed.
+    A group of GRPO's whose scored members do not differ counts in the divisor. Its gradient is 0
+    without a KL, so then nothing of it is computed.
     Minibatches of PPO are neighbouring episodes, as many in each; whoever makes batches shuffles
     them. An episode that PPO learns from has one row: tokens of two would have no common order.
     """
     config, learned, number = policy.config, batch.loss_mask, len(batch.scored)
     counts = np.bincount(batch.episode, learned.sum(axis=1), number + 1)[:-1]
-    rewards = batch.rewards.sum(axis=1, dtype=np.float32)
     if isinstance(config, TokenGRPOConfig):
         counts, computed = np.where(batch.scored, counts, 0.0), batch.scored
         if not config.beta:
             groups = (-1, config.members)
-            differs: Any = varies(rewards.reshape(groups), batch.scored.reshape(groups))
+            differs: Any = varies(batch.rewards.reshape(groups), batch.scored.reshape(groups))
             computed = computed & np.repeat(differs, config.members)
         learned = learned & np.append(computed, False)[batch.episode][:, None]
     is_row = np.asarray(learned.any(axis=1))
@@ -338,7 +337,7 @@ def token_episodes(policy: TokenPolicy, batch: TokenBatch, shape: BlockShape) ->
     batches = [batch._replace(log_prob_mask=batch.log_prob_mask & rows[:, None]) for rows in parts]
     found = token_blocks(batches, shape, policy.row_devices)
     blocks: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
-    return TokenEpisodes(blocks, rewards, batch.scored, counts.astype(np.float32))
+    return TokenEpisodes(blocks, batch.rewards, batch.scored, counts.astype(np.float32))
 
 
 def pair_episodes(

@@ -167,21 +167,22 @@ def sums_of(
         "return": (over_transitions(rewards), episodes),
         "fact_em": (solved, episodes),
     }
-    return update.Sums(loss, tokens, means, {})
+    return update.Sums(loss, means, {}, tokens)
 
 
 def over_towers(
     compute: Callable[[tuple], Any], params: Params | Adapted, rows: tuple[Any, ...]
 ) -> Any:
     """Calls `compute((tower, *rows))` for each of two towers; all are stacked on axis 0."""
-    if not isinstance(params, Adapted):
-        return jax.lax.map(compute, (params, *rows))
+    varying = params._replace(base=None) if isinstance(params, Adapted) else params
 
-    def of_adapters(tower: tuple) -> Any:
-        adapters, key, *own = tower
-        return compute((Adapted(params.base, adapters, key), *own))
+    def of_tower(tower: tuple) -> Any:
+        one, *own = tower
+        if isinstance(params, Adapted):
+            one = one._replace(base=params.base)
+        return compute((one, *own))
 
-    return jax.lax.map(of_adapters, (params.adapters, params.dropout_key, *rows))
+    return jax.lax.map(of_tower, (varying, *rows))
 
 
 def pull_back_both(
@@ -284,7 +285,7 @@ class ImitationGradient:
         gradient, again = pull_back_both(actor, params, rows, cotangents)
         number = states.valid.sum().astype(jnp.float32)
         means = {name: (each, number) for name, each in ({"loss": total} | by_state).items()}
-        return gradient, update.Sums(total, used + again, means, {})
+        return gradient, update.Sums(total, means, {}, used + again)
 
     def states(self, params: Params | Adapted, batch: EpisodeBatch, draws: Draws) -> States:
         """The states of a batch: of two orders of the facts, and of the own search if asked for.

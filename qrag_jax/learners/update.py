@@ -43,10 +43,10 @@ class Sums(NamedTuple):
     """Totals of a batch or of a part of it; those of parts are `added` to those of the whole."""
 
     loss: jax.Array  # what the gradient is of
-    tokens: jax.Array  # `[2]`, those that carry text, and those computed
     # by the name of a metric, its sum and the number that it is a mean over
     means: dict[str, tuple[jax.Array, jax.Array]]
     largest: dict[str, jax.Array]  # by the name of a metric, its highest value
+    tokens: Any = None  # float32 `[2]`, those that carry text, and those computed
 
     def metrics(self) -> Metrics:
         """The means, 0 where they are over nothing, and the highest values."""
@@ -317,7 +317,6 @@ def action_loss(
     scores: TokenScores,
     targets: PerAction,
     *,
-    tokens: jax.Array,
     is_fresh: bool,
     sampler: jax.Array | None = None,
     rows: jax.Array | None = None,
@@ -339,7 +338,7 @@ def action_loss(
 
     mean("entropy", scores.entropy)
     if isinstance(config, SFTConfig):
-        return Sums(policy_gradient.weighted_sum(-new, weight), tokens, means, {})
+        return Sums(policy_gradient.weighted_sum(-new, weight), means, {})
     old = jax.lax.stop_gradient(new) if is_fresh else targets.old
     ratio, ratios = getattr(config, "ratio", None), new
     if ratio == SEQUENCE:
@@ -364,7 +363,7 @@ def action_loss(
     losses += config.kl_weight * kl
     if entropy := getattr(config, "entropy", 0.0):
         losses -= entropy * scores.entropy
-    return Sums(policy_gradient.weighted_sum(losses, weight), tokens, means, largest)
+    return Sums(policy_gradient.weighted_sum(losses, weight), means, largest)
 
 
 def _of_rows(new: jax.Array, old: jax.Array, rows: jax.Array) -> jax.Array:

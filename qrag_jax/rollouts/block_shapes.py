@@ -47,8 +47,9 @@ def blocks_of(
     """Blocks for rows whose lengths are distributed as in the histogram, of `fewer` lengths."""
     usual = CPU_BLOCK_TOKENS if platform.on_cpu else ACCELERATOR_BLOCK_TOKENS
     tokens, count = config.block_tokens or usual, max(config.length_buckets - fewer, 1)
-    multiples = (8,) if platform.on_cpu else (64, 8)
-    return choose_blocks(histogram, tokens, count, config.block_sizes, multiples=multiples)
+    # Kernels of attention compute tiles of 64 positions.
+    multiple = 8 if platform.on_cpu else 64
+    return choose_blocks(histogram, tokens, count, config.block_sizes, multiple=multiple)
 
 
 def _histograms(
@@ -100,7 +101,6 @@ def loop_rounds(
         (questions * (shape.chunks + rollout.stop_action), widths.chunk): rounds_of(
             shapes.chunks, present * chunk
         ),
-        (learned, min(widths)): learning,
         (learned, max(widths)): learning,
         (questions, widths.state): rounds_of(shapes.states, questions * state),
     }

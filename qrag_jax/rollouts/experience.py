@@ -268,11 +268,6 @@ class Staged(Experience):
 # twice.
 
 
-class Drawn(NamedTuple):
-    numbers: np.ndarray  # of the questions on this host
-    epochs: np.ndarray  # how often each was drawn before
-
-
 class QuestionOrder:
     """An endless shuffled order of questions, each once an epoch.
 
@@ -297,14 +292,18 @@ class QuestionOrder:
         index, hosts = shard
         self._own = range(index * batch // hosts, (index + 1) * batch // hosts)
 
-    def at(self, step: int) -> Drawn:
-        """The questions of the batch that step `step` learns from, from 0."""
+    def at(self, step: int) -> np.ndarray:
+        """The samples of the batch that step `step` learns from: number and epoch, int32 `[b, 2]`.
+
+        Steps count from 0. Only the questions of this host are in it.
+        """
         places = [step * self._batch + place for place in self._own]
         numbers = [
             self._first[place] if place < len(self._first) else self._order[place]
             for place in places
         ]
-        return Drawn(np.array(numbers, np.int32), np.array(places, np.int32) // self._questions)
+        epochs = np.array(places) // self._questions  # how often each was drawn before
+        return np.stack([numbers, epochs], axis=1).astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,7 +325,7 @@ class AgentExperience(Experience):
     """Batches of episodes that the host plays.
 
     Args:
-        order: the questions of the batch that step s learns from; see `QuestionOrder.at`.
+        order: the samples of the batch that step s learns from; see `QuestionOrder.at`.
         counts: further metrics, since this start of the run.
         batches: number of batches learned from before.
         pending: the played batches that `position` gave; empty for a new run.
@@ -334,7 +333,7 @@ class AgentExperience(Experience):
 
     def __init__(
         self,
-        order: Callable[[int], Drawn],
+        order: Callable[[int], np.ndarray],
         playing: Playing,
         counts: Callable[[], dict[str, float]],
         batches: int = 0,
@@ -352,12 +351,12 @@ class AgentExperience(Experience):
             self._flying.append(played)
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
-        numbers, epochs = self._order(self._batches)
+        samples = self._order(self._batches)
         before = time.monotonic()
         episodes = hosts.all_or_none(lambda: self._played(state, number, stop))
         self.waited["play"] += time.monotonic() - before
         self._batches += 1
-        self.samples = np.stack([numbers, epochs], axis=1)
+        self.samples = samples
         return self._playing.batch(episodes, number)
 
     def position(self) -> tuple[Any, list[Any]]:
@@ -381,7 +380,7 @@ class AgentExperience(Experience):
         steps = range(number + len(self._flying), end)
         params = playing.params(state) if steps else None
         for step in steps:
-            own = self._order(self._batches + step - number).numbers.tolist()
+            own = self._order(self._batches + step - number)[:, 0].tolist()
             if not playing.staleness:
                 return playing.play(params, own, step, stop)
             self._flying.append(self._thread.submit(playing.play, params, own, step, stop))

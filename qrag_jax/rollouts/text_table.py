@@ -116,7 +116,6 @@ class MeshTower:
             self._programs = [alike(0, short, _SHORT_SIZES)]
             if row_tokens > short:
                 self._programs.append(alike(short, row_tokens, _SIZES))
-        self._many = blocks is not None
         self._encoder, self._params = encoder, params
         self._row_tokens, self._devices = row_tokens, mesh.size
 
@@ -132,11 +131,10 @@ class MeshTower:
         if len(rows) and lengths.max() > self._row_tokens:
             raise ValueError(f"a row of {lengths.max()} tokens is longer than {self._row_tokens}")
         found = np.zeros((len(rows), self._encoder.width), np.float32)
-        most = GROUP if self._many else SMALL_GROUP
         for shorter, longest, embed in self._programs:
             (places,) = np.nonzero((lengths > shorter) & (lengths <= longest))
-            for first in range(0, len(places), most):
-                part = places[first : first + most]
+            for first in range(0, len(places), GROUP):
+                part = places[first : first + GROUP]
                 shape = (_group_size(len(part)), longest)
                 own = [rows[i] for i in part]
                 given = padded_rows(own, shape, self._devices, self._encoder.pad_id)

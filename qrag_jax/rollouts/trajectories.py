@@ -166,17 +166,12 @@ class TokenBatch(NamedTuple):
     leader: np.ndarray
     # int32 `[R]`, number of these tokens, of which none is sampled; the same for all such rows
     shared: np.ndarray
-    rewards: np.ndarray  # float32 `[N, K]`, the parts of each episode's reward
+    rewards: np.ndarray  # float32 `[N]`, of each episode; 0 if it has none
     scored: np.ndarray  # bool `[N]`, whether it has any
 
 
 def token_batch(
-    trajectories: Sequence[TokenTrajectory],
-    *,
-    members: int,
-    parts: Sequence[str],
-    truncated: str,
-    longest: int,
+    trajectories: Sequence[TokenTrajectory], *, members: int, truncated: str, longest: int
 ) -> TokenBatch:
     """The arrays of a batch: rows of neighbouring episodes, whose groups are neighbours.
 
@@ -184,7 +179,6 @@ def token_batch(
 
     Args:
         members: G, episodes of one group.
-        parts: names of the parts of the reward, in the order of the policy's weights.
         truncated: "masked": an episode that was cut off is not learned from and is no part of its
             group's mean; "scored": it is like any other.
         longest: most tokens of a row.
@@ -193,10 +187,10 @@ def token_batch(
     scored = np.array(
         [not each.failed and each.status not in is_masked for each in trajectories], bool
     )
-    rewards = np.zeros((len(trajectories), len(parts)), np.float32)
-    for place, each in enumerate(trajectories):
-        if scored[place]:
-            rewards[place] = [each.parts[name] for name in parts]
+    rewards = [
+        each.parts.get(REWARD, 0.0) if is_scored else 0.0
+        for each, is_scored in zip(trajectories, scored, strict=True)
+    ]
     rows = [
         (number, segment)
         for number, each in enumerate(trajectories)
@@ -217,7 +211,7 @@ def token_batch(
         episode=np.full(shape[0], len(scored), np.int32),
         leader=np.arange(shape[0], dtype=np.int32),
         shared=np.zeros(shape[0], np.int32),
-        rewards=rewards,
+        rewards=np.array(rewards, np.float32),
         scored=scored,
     )
     batch.lengths[: len(rows)] = lengths

@@ -406,9 +406,9 @@ class LessonExperience(Experience):
         """Demonstrations of the styles, all their hops."""
         config, inputs = self._system.config, self._system.inputs
         script, size = inputs.script, config.script.batch_size
-        numbers, epochs = QuestionOrder(len(script), size, config.seed).at(number)
-        segments = script.segments(config, numbers.tolist(), number * size, inputs.speech)
-        self.samples = np.stack([numbers, epochs], axis=1)
+        self.samples = QuestionOrder(len(script), size, config.seed).at(number)
+        numbers = self.samples[:, 0].tolist()
+        segments = script.segments(config, numbers, number * size, inputs.speech)
         return self._system.batch(stage, [(segment,) for segment in segments])
 
     def _learned(self, stage: token_system.Stage, number: int) -> Any:
@@ -420,7 +420,7 @@ class LessonExperience(Experience):
         system, plan, every = self._system, stage.plan, self._lessons.of[stage.plan.kind]
         size = getattr(system.config, plan.kind).batch_size
         order = QuestionOrder(len(every), size, system.config.seed + plan.first)
-        numbers, epochs = order.at(number - plan.first)
+        numbers, epochs = order.at(number - plan.first).T
         questions = np.array([system.asked[every[n].question] for n in numbers], np.int32)
         self.samples = np.stack([questions, epochs], axis=1)
         reference = None

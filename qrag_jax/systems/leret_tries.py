@@ -407,5 +407,5 @@ def lesson_batch(
         for segment in queries
     ]
     return trajectories.token_batch(
-        rows, members=len(lessons[0]), parts=(), truncated=trajectories.SCORED, longest=room
+        rows, members=len(lessons[0]), truncated=trajectories.SCORED, longest=room
     )

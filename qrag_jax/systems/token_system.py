@@ -38,7 +38,7 @@ from qrag_jax.models.trunks.transformer import Params
 from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts import token_episodes
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
-from qrag_jax.rollouts.experience import AgentExperience, Drawn, Experience, Playing, QuestionOrder
+from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.trajectories import (
@@ -619,8 +619,8 @@ class BatchSystem(TokenSystem[Config]):
     def _size(self, stage: Stage) -> int:
         return self._imitation.batch_size if self._imitates(stage) else self.config.groups
 
-    def questions(self, step: int) -> Drawn:
-        """The questions of the batch that step `step` learns from, from 0."""
+    def questions(self, step: int) -> np.ndarray:
+        """See `QuestionOrder.at`."""
         stage, seed = self.stage_at(step), self.config.seed
         asked, first = self.inputs.train, self.first_epoch
         if self._imitates(stage):
@@ -670,9 +670,7 @@ class BatchSystem(TokenSystem[Config]):
         """What an update takes, on the host."""
         members, room = stage.policy.config.members, self.config.sampling.room
         truncated = self.config.played.truncated
-        batch = token_batch(
-            trajectories, members=members, parts=(REWARD,), truncated=truncated, longest=room
-        )
+        batch = token_batch(trajectories, members=members, truncated=truncated, longest=room)
         return token_policy.token_episodes(stage.policy, batch, self.block_shape(batch, members))
 
     def _longest(self, stage: Stage) -> Any:

@@ -21,7 +21,7 @@ from safetensors.numpy import load_file
 from qrag_jax.learners import placement
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.precision import LIBRARY, Precision
+from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.first_encoder import load_encoder, save_encoder
@@ -236,10 +236,10 @@ def test_adapters_are_those_of_peft(case: Case, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("case", [*FAMILIES, "qwen3, biases"], indirect=True)
 def test_eight_devices_compute_the_same(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Layers are scanned there, their activations computed again, and attention is JAX's own."""
+    """Layers are scanned there, and their activations computed again."""
     monkeypatch.setattr(meshes, "LEAST_SPLIT", 1)
     mesh, params, module = mesh_of(2, 2, 2), case.loaded.params, case.encoder.module
-    as_there = module.clone(precision=Precision(attention=LIBRARY), scanned=True, remat="layers")
+    as_there = module.clone(scanned=True, remat="layers")
     encoder = dataclasses.replace(case.encoder, module=as_there)
     shardings = placement.base_shardings(mesh, case.loaded.trunk.partition_rules(), params)
     assert sum(not each.is_fully_replicated for each in jax.tree.leaves(shardings)) > 4

@@ -37,13 +37,13 @@ from qrag_jax.learners.config import PreferenceConfig, SFTConfig, TokenGRPOConfi
 from qrag_jax.learners.state import Critic
 from qrag_jax.learners.token_policy import pair_episodes, row_log_probs, token_episodes
 from qrag_jax.rollouts.token_blocks import choose_shape
-from qrag_jax.rollouts.trajectories import MASKED, TokenTrajectory, token_batch
+from qrag_jax.rollouts.trajectories import MASKED, REWARD, TokenTrajectory, token_batch
 from tests.rollouts.token_setup import CUT_OFF, PAIRS, made_pairs
 from tests.support import decoders
 from tests.support.decoders import EQUAL_LOSS, TEMPERATURE, by_name, given_tokens, policy_of
 
 STORED = Path(__file__).parent / "golden" / "token_rollouts.json"
-MEMBERS, PART, MOVED, BETA = 4, "answer", 0.003, 0.2
+MEMBERS, MOVED, BETA = 4, 0.003, 0.2
 CUT, FAILED = 2, 7  # episodes
 CLIPS = {"token": (0.1, 0.15), "sequence": (0.02, 0.03), "cispo": (1.0, 0.15)}
 KEPT = np.setdiff1d(np.arange(PAIRS), [CUT_OFF])
@@ -69,9 +69,7 @@ class Ours:
         self.folder = folder
         self.loaded = decoders.decoder(folder, decoders.Size(vocab=260, layers=2))
         self.stored = [TokenTrajectory.from_json(each) for each in json.loads(STORED.read_text())]
-        self.batch = token_batch(
-            self.stored, members=MEMBERS, parts=(PART,), truncated=MASKED, longest=128
-        )
+        self.batch = token_batch(self.stored, members=MEMBERS, truncated=MASKED, longest=128)
         draw = np.random.default_rng(0)
 
         def moved(leaf: Any) -> np.ndarray:
@@ -146,7 +144,7 @@ def check_alike(ours: tuple[float, Named], theirs: tuple[float, Named]) -> None:
 def grpo(ours: Ours, trl: Any) -> Any:
     """TRL's trainer, by the same weights, and its inputs by whether advantages are scaled."""
     scored = zip(ours.stored, ours.batch.scored, strict=True)
-    rewards = [each.parts[PART] if is_scored else None for each, is_scored in scored]
+    rewards = [each.parts[REWARD] if is_scored else None for each, is_scored in scored]
     how = config_of("grpo", "token", 0.0), TEMPERATURE
     trainer = trl.StoredTrainer(ours.folder, ours.stored, rewards, *how)
     trl.give(trainer.model, by_name(ours.old))

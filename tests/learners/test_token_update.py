@@ -28,7 +28,7 @@ KEPT = np.setdiff1d(np.arange(PAIRS), [token_setup.CUT_OFF])
 def learned(batch: TokenBatch, *, flat: bool = False) -> np.ndarray:
     """The tokens `[R, L]` of scored members of groups that differ, or that are flat, too."""
     keep = np.zeros(len(batch.scored) + 1, bool)
-    totals = batch.rewards.sum(axis=1)
+    totals = batch.rewards
     for first in range(0, len(batch.scored), MEMBERS):
         rows = [n for n in range(first, first + MEMBERS) if batch.scored[n]]
         keep[rows] = flat or np.ptp(totals[rows]) > 0
@@ -41,7 +41,7 @@ def test_of_each_group_only_the_best_may_be_imitated() -> None:
     config = TokenGRPOConfig(members=MEMBERS, learned="best", aggregation="dr_grpo", longest=10)
     learning = tokens(config)
     metrics = learning.step(batch)
-    totals = batch.rewards.sum(axis=1).reshape(-1, MEMBERS)
+    totals = batch.rewards.reshape(-1, MEMBERS)
     totals = np.where(batch.scored.reshape(totals.shape), totals, -np.inf)
     kept = [len({r for r in row if np.isfinite(r)}) > 1 for row in totals]
     best = [MEMBERS * n + int(totals[n].argmax()) for n in np.flatnonzero(kept)]
@@ -141,7 +141,7 @@ def known(config: TokenPPOConfig, params: Any, critic: Any, first: Any, batch: A
     advantages = np.zeros(mask.shape, np.float32)
     for row in np.flatnonzero(mask.any(axis=1)):
         places, after, advantage = np.flatnonzero(mask[row]), 0.0, 0.0
-        rewards[row, places[-1]] += batch.rewards[batch.episode[row]].sum()
+        rewards[row, places[-1]] += batch.rewards[batch.episode[row]]
         for place in reversed(places):
             error = rewards[row, place] + config.gamma * after - values[row, place]
             advantage = error + config.gamma * config.lambda_ * advantage
@@ -213,7 +213,7 @@ def test_one_epoch_of_ppo_without_a_critic_is_reinforce() -> None:
     # As if the policy itself had sampled, so that its weight for the sampler is 1.
     batch = batch._replace(sampler_log_probs=np.asarray(log_probs(params, batch)))
     learning.step(batch)
-    rewards = np.append(batch.rewards.sum(axis=1), 0.0)[batch.episode][:, None]
+    rewards = np.append(batch.rewards, 0.0)[batch.episode][:, None]
 
     def reinforce(params: Any) -> jax.Array:
         total = jnp.where(batch.loss_mask, log_probs(params, batch), 0.0) * rewards

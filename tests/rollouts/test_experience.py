@@ -107,18 +107,19 @@ def test_texts_are_those_of_the_tokens_played(tmp_path: Path) -> None:
 
 def test_each_question_comes_once_an_epoch_and_hosts_share_a_batch() -> None:
     drawn = [QuestionOrder(10, 4, seed=3).at(step) for step in range(5)]
-    numbers = np.concatenate([item.numbers for item in drawn]).tolist()
+    numbers, epochs = np.concatenate(drawn).T
+    numbers = numbers.tolist()
     assert sorted(numbers[:10]) == sorted(numbers[10:]) == [*range(10)]
     assert numbers[:10] != numbers[10:] != [*range(10)]
-    np.testing.assert_array_equal(np.concatenate([e.epochs for e in drawn]), [0] * 10 + [1] * 10)
+    np.testing.assert_array_equal(epochs, [0] * 10 + [1] * 10)
     order = QuestionOrder(10, 4, 3, first=range(9, -1, -1))  # the order of the first epoch
-    numbers = np.concatenate([order.at(step).numbers for step in range(5)]).tolist()
+    numbers = np.concatenate([order.at(step)[:, 0] for step in range(5)]).tolist()
     assert numbers[:10] == [*range(9, -1, -1)] != numbers[10:]
     shards = (0, 1), (0, 3), (1, 3), (2, 3)
     whole, *parts = (QuestionOrder(9, 6, 0, shard) for shard in shards)
     for step in range(3):
-        together = np.concatenate([part.at(step).numbers for part in parts])
-        np.testing.assert_array_equal(together, whole.at(step).numbers)
+        together = np.concatenate([part.at(step) for part in parts])
+        np.testing.assert_array_equal(together, whole.at(step))
 
 
 K, HOPS, WIDTH = 4, 2, 3
@@ -194,10 +195,10 @@ def test_which_weights_play_which_questions(staleness: int, delay: float) -> Non
     play = Player(delay)
     batches = taken(experience(play, staleness), range(6))
     versions = [max(step - staleness, 0) for step in range(6)]
-    numbers = [ORDER.at(step).numbers.tolist() for step in range(6)]
+    numbers = [ORDER.at(step)[:, 0].tolist() for step in range(6)]
     assert play.asked == [*zip(versions, numbers, range(6), strict=True)]
     for step, (*arrays, samples) in enumerate(batches):
-        np.testing.assert_array_equal(samples, np.stack(ORDER.at(step), axis=1))
+        np.testing.assert_array_equal(samples, ORDER.at(step))
         batch = pool_search.HopBatch(*arrays)
         assert (batch.episode_rewards[batch.scored] == versions[step]).all()
 

@@ -83,7 +83,8 @@ def test_log_probs_are_those_of_the_drawn_distribution_and_of_the_trainer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In blocks of the cache of any size: processors and accelerators have different ones."""
-    monkeypatch.setattr(qwen3_cache, "_CPU_BLOCK", 5)
+    monkeypatch.setattr(qwen3_cache, "_BLOCK", 5)
+    monkeypatch.setattr(qwen3_cache, "_WHOLE", 5)
     model, params = tiny(scanned=True)
     config = SamplingConfig(temperature=0.6, room=40, chunk=4)
     asked = [
@@ -158,7 +159,8 @@ def test_a_draw_depends_on_no_other_row_and_not_on_shared_prefixes() -> None:
 def test_rows_that_go_on_alone_draw_what_they_would_have_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(qwen3_cache, "_CPU_BLOCK", 8)
+    monkeypatch.setattr(qwen3_cache, "_BLOCK", 8)
+    monkeypatch.setattr(qwen3_cache, "_WHOLE", 8)
     model, params = tiny(scanned=True, stop_ids=(2,))
     lengths = np.random.default_rng(3).permutation([1, 2, 2, 3] * 24 + [5, 9, 9, 12] * 8).tolist()
     asked = [

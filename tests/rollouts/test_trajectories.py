@@ -103,14 +103,13 @@ def test_trajectories_are_saved_to_the_last_bit() -> None:
 @pytest.mark.parametrize("truncated", [MASKED, SCORED])
 def test_each_sampled_token_is_in_one_row(truncated: str) -> None:
     played = episodes()
-    how: Any = {"members": 3, "parts": ("reward", "em"), "truncated": truncated, "longest": 20}
+    how: Any = {"members": 3, "truncated": truncated, "longest": 20}
     batch = token_batch(played, **how)
     row = 0
     for number, item in enumerate(played):
         is_scored = item.status == DONE or (item.status == TRUNCATED and truncated == SCORED)
         assert batch.scored[number] == is_scored
-        expected = [item.parts["reward"], item.parts["em"]] if is_scored else [0, 0]
-        np.testing.assert_array_equal(batch.rewards[number], np.float32(expected))
+        assert batch.rewards[number] == np.float32(item.parts["reward"] if is_scored else 0)
         for segment in item.segments:
             place = 0
             assert batch.episode[row] == number

@@ -66,7 +66,7 @@ def made_batch(seed: int = 0) -> TokenBatch:
         & (scored & (np.arange(episodes) != 7))[np.minimum(episode, episodes - 1)][:, None]
     )
     sampler = np.where(log_prob_mask, draw.normal(-3.3, 0.2, tokens.shape), 0).astype(np.float32)
-    rewards = draw.random((episodes, 2)).astype(np.float32)
+    rewards = draw.random(episodes).astype(np.float32)
     rewards[:MEMBERS] = 0.5  # nothing can be learned from the first group
     return TokenBatch(
         tokens=tokens,
@@ -114,7 +114,7 @@ def made_pairs() -> TokenBatch:
         episode=number,
         leader=leader,
         shared=shared,
-        rewards=np.zeros((episodes, 1), np.float32),
+        rewards=np.zeros(episodes, np.float32),
         scored=number[:-1] != loser,
     )
 

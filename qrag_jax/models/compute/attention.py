@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from qrag_jax.models.compute.dropout import KeptWeights
 from qrag_jax.models.compute.packing import Layout, from_rows, to_rows
-from qrag_jax.models.compute.precision import FUSED, PRODUCTS, Precision, rounded_einsum
+from qrag_jax.models.compute.precision import FUSED, Precision, rounded_einsum
 from qrag_jax.runtime.platform import is_deterministic
 
 MASKED = -1e9
@@ -54,16 +54,14 @@ def padded_attention(
     """softmax(QKᵀ/√d)·V over the first `lengths[b]` keys of each row (Vaswani et al., 2017).
 
     NVIDIA GPUs use cuDNN's fused kernel, with lengths instead of a mask, for the dtypes and head
-    widths that it supports. CPUs use plain batched products: the einsums of JAX's attention, and
-    above all their gradients, are slower there. With dropout every platform uses batched
-    products, because no fused kernel accepts the masks of this package. All other cases use JAX's
-    attention, compiled by XLA: windows and biases too, which cuDNN's kernel takes only in part.
+    widths that it supports. All else is computed by plain batched products: other platforms, and
+    dropout, windows and biases, which the kernel takes only in part or not at all. On a CPU the
+    einsums of JAX's attention, and above all their gradients, are slower.
 
     Args:
         query, key, value: `[B, L, heads, d]`.
         lengths: `[B]`, at least 1.
-        precision: dtypes of the products, and the form of attention. JAX's attention ignores
-            `products`.
+        precision: dtypes of the products, and the form of attention.
         kept: the attention weights that dropout keeps; None: no dropout.
         window: which keys a query sees; None: all of the row.
         bias: float32 `[heads, L, L]`, added to the scores of every row. It has a gradient.
@@ -74,19 +72,19 @@ def padded_attention(
     of_rows, length = (query, key, value), key.shape[1]
     if window is not None and length <= window.reach + 1:
         window = None  # all keys are near
-    if precision.attention == PRODUCTS or kept is not None:
+
+    def by_products(of_rows: _Heads, lengths: jax.Array) -> jax.Array:
+        shared = bias
         if window is not None:
             far = jnp.where(window.near(length), 0.0, MASKED)[None]
-            bias = far if bias is None else bias + far
-        return _by_products(of_rows, lengths, precision.products, kept, bias)
-    fused = bias is None and _takes_fused_kernel(query, precision)
-    whole = partial(_library, fused=fused, bias=bias)
+            shared = far if bias is None else bias + far
+        return _by_products(of_rows, lengths, precision.products, kept, shared)
+
+    if kept is not None or bias is not None or not _takes_fused_kernel(query, precision):
+        return by_products(of_rows, lengths)
     if window is None:
-        return whole(of_rows, lengths)
-    local = partial(_library, bias=bias, window=window)
-    if not fused:
-        return local(of_rows, lengths)
-    return jax.lax.cond(window.applies, local, whole, of_rows, lengths)
+        return _fused(of_rows, lengths)
+    return jax.lax.cond(window.applies, by_products, _fused, of_rows, lengths)
 
 
 def causal_attention(
@@ -111,9 +109,8 @@ def causal_attention(
             keys; None: 0. Only batched products take it.
         most: the largest that these can be.
     """
-    if precision.attention != PRODUCTS:
-        fused = _takes_fused_kernel(query, precision)
-        return _library((query, key, value), lengths, fused=fused, causal=True)
+    if _takes_fused_kernel(query, precision):
+        return _fused((query, key, value), lengths, causal=True)
     # Padding keys come after all queries of the row, and a part of the queries needs no key behind
     # its last one's position.
     batch, asking, heads, width = query.shape
@@ -166,7 +163,7 @@ def shared_attention(
     shared = layout.shared
     if shared is None or shared.prompts is None or shared.own is None:
         return of_row_starts(layout)
-    if precision.attention != PRODUCTS:
+    if precision.attention == FUSED:
         return of_row_starts(layout)
     attended = causal_attention(
         rows(query, shared.own),
@@ -221,33 +218,16 @@ def _say_determinism() -> None:
     setattr(lowering, _LOWERS, with_field)
 
 
-def _library(
-    of_rows: _Heads,
-    lengths: jax.Array,
-    *,
-    fused: bool = False,
-    causal: bool = False,
-    bias: jax.Array | None = None,
-    window: Window | None = None,
-) -> jax.Array:
-    if fused:
-        _say_determinism()
-    query, key, value = of_rows
+def _fused(of_rows: _Heads, lengths: jax.Array, *, causal: bool = False) -> jax.Array:
+    _say_determinism()
     lengths = lengths.astype(jnp.int32)
-    near = None if window is None else window.near(key.shape[1])[None, None]
-    # The library takes no precision; without this a GPU would round factors in float32 to TF32.
-    with jax.default_matmul_precision("highest" if query.dtype == jnp.float32 else None):
-        return jax.nn.dot_product_attention(
-            query,
-            key,
-            value,
-            bias=None if bias is None else bias[None],
-            mask=near,
-            query_seq_lengths=lengths,
-            key_value_seq_lengths=lengths,
-            is_causal=causal,
-            implementation="cudnn" if fused else "xla",
-        )
+    return jax.nn.dot_product_attention(
+        *of_rows,
+        query_seq_lengths=lengths,
+        key_value_seq_lengths=lengths,
+        is_causal=causal,
+        implementation="cudnn",
+    )
 
 
 # ---------------------------------------------------------------------- batched products

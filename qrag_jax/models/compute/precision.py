@@ -24,8 +24,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime.platform import Platform
 
 AUTO, FLOAT32, BFLOAT16 = NAMES = ("auto", "float32", "bfloat16")
-# Forms of attention: plain batched products, JAX's own (left to XLA), cuDNN's fused kernel.
-PRODUCTS, LIBRARY, FUSED = ATTENTION = ("products", "library", "fused")
+# Forms of attention: plain batched products, or cuDNN's fused kernel where it can.
+PRODUCTS, FUSED = ATTENTION = ("products", "fused")
 # Of products whose results are Q-values, embeddings or losses. By default a GPU rounds the factors
 # of a float32 product to TF32, which keeps 10 bits of 23.
 EXACT = jax.lax.Precision.HIGHEST
@@ -88,10 +88,8 @@ def precision(name: str, platform: Platform, activations: str = AUTO) -> Precisi
         between = full if platform.on_cpu else products
     else:
         between = jnp.dtype(activations)
-    if platform.on_cpu:
-        return Precision(between, products, PRODUCTS)
     fused = between == half and platform.has_fused_attention
-    return Precision(between, products, FUSED if fused else LIBRARY)
+    return Precision(between, products, FUSED if fused else PRODUCTS)
 
 
 def _has_matrix_unit() -> bool:

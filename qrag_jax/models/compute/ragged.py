@@ -65,14 +65,8 @@ class TokenRows(NamedTuple):
         return TokenRows(self.tokens.reshape(-1, self.tokens.shape[-1]), self.lengths.reshape(-1))
 
 
-class _OfDevice(NamedTuple):
-    """The rows of one device, in the order by length."""
-
-    tokens: jax.Array  # [M, L]
-    lengths: jax.Array  # [M]
-    digests: jax.Array  # [M], for dropout
-
-
+# The rows of one device, in the order by length: tokens `[M, L]`, lengths `[M]`, digests `[M]`
+_OfDevice = tuple[jax.Array, jax.Array, jax.Array]
 _Dropout = Callable[[jax.Array], TokenDropout]  # from the tokens' digests
 _Pack = Callable[[_OfDevice], tuple[jax.Array, Layout]]  # a block's tokens `[T]` and layout
 
@@ -127,7 +121,7 @@ def embed_rows(
         on_devices = partial(on_each, FSDP, on_device)
         return on_each(DATA, on_devices, embedded, rows.own)
 
-    nothing = jnp.zeros((*rows.own.lengths.shape, encoder.width), jnp.float32)
+    nothing = jnp.zeros((*rows.own[1].shape, encoder.width), jnp.float32)
     embedded, count = _over_blocks(blocks, rows, dropout, compute, nothing)
     return rows.in_order(embedded), count
 
@@ -203,7 +197,7 @@ def pull_back(
         return on_each(DATA, on_replica, *total, rows.own, of_devices)
 
     zeros = zeros_like(rows.mesh, (trained, tables))
-    nothing = jnp.zeros((*rows.own.lengths.shape, encoder.width), jnp.float32)
+    nothing = jnp.zeros((*rows.own[1].shape, encoder.width), jnp.float32)
     total, count = _over_blocks(blocks, rows, dropout, compute, (*zeros, nothing))
     of_layers, of_tables = jax.tree.map(lambda leaf: leaf.sum(axis=0), total[:2])
     return to_stored(of_layers | of_tables), rows.in_order(total[2]), count
@@ -238,7 +232,7 @@ def _sorted(
     tokens, lengths = tokens[order], lengths[order]
     devices = math.prod(row_devices(mesh))
     planned = lengths[devices - 1 :: devices]
-    own = _OfDevice(tokens, lengths, row_digests(tokens, lengths))
+    own = tokens, lengths, row_digests(tokens, lengths)
     return _Rows(mesh, order, first, jax.tree.map(partial(_dealt, mesh), own), planned)
 
 
@@ -300,8 +294,8 @@ def _over_blocks(
     carry, _, _, computed = jax.lax.while_loop(
         lambda loop: loop[1] < loop[2], one_block, (start, absent, jnp.int32(count), jnp.float32(0))
     )
-    real = rows.own.lengths.astype(jnp.float32).sum()
-    return carry, jnp.stack([real, computed * math.prod(rows.own.lengths.shape[:2])])
+    real = rows.own[1].astype(jnp.float32).sum()
+    return carry, jnp.stack([real, computed * math.prod(rows.own[1].shape[:2])])
 
 
 def _put(rows: jax.Array, values: jax.Array, place: jax.Array) -> jax.Array:
@@ -313,10 +307,11 @@ def _put(rows: jax.Array, values: jax.Array, place: jax.Array) -> jax.Array:
 def _pack(
     dropout: _Dropout | None, shape: Shape, place: jax.Array, present: jax.Array, own: _OfDevice
 ) -> tuple[jax.Array, Layout]:
-    lengths = jnp.where(present, own.lengths[place], 0)
+    tokens, of_rows, digests = own
+    lengths = jnp.where(present, of_rows[place], 0)
     layout = packed_layout(lengths, shape.tokens, shape.length)
     row = place[jnp.minimum(layout.row, shape.rows - 1)]
     if dropout is not None:
-        of_tokens = token_digests(own.digests[row], layout.position)
+        of_tokens = token_digests(digests[row], layout.position)
         layout = layout._replace(dropout=dropout(of_tokens))
-    return own.tokens[row, jnp.minimum(layout.position, own.tokens.shape[1] - 1)], layout
+    return tokens[row, jnp.minimum(layout.position, tokens.shape[1] - 1)], layout

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 
 from qrag_jax.models.compute.lora import ADAPTER
-from qrag_jax.models.compute.precision import PRODUCTS, rounded_einsum
+from qrag_jax.models.compute.precision import rounded_einsum
 from qrag_jax.models.compute.rope import angles_at
 from qrag_jax.models.trunks.transformer import LAYERS, Layer, Params, Transformer
 
@@ -62,7 +62,7 @@ class Cache(NamedTuple):
 
 def empty_cache(trunk: Transformer, rows: int, room: int) -> Cache:
     """A cache of rows without tokens, with room for so many or a few more."""
-    c, places = trunk.config, _places(room, trunk.precision.attention == PRODUCTS)
+    c, places = trunk.config, _places(room, on_cpu=not trunk.scanned)
     before = c.num_hidden_layers, math.ceil(room / places), rows, c.key_heads
     dtype = trunk.precision.activations
     return Cache(
@@ -72,7 +72,7 @@ def empty_cache(trunk: Transformer, rows: int, room: int) -> Cache:
     )
 
 
-def _places(room: int, on_cpu: bool) -> int:
+def _places(room: int, *, on_cpu: bool) -> int:
     """Places of a block, so that few of the last block's stand behind the room."""
     if on_cpu:
         return min(_CPU_BLOCK, room)
