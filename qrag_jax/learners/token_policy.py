@@ -440,8 +440,6 @@ def _prepared(
 
     def read(by: Any) -> jax.Array:
         """By a policy or a critic."""
-        if len(nothing) == 1:
-            return policy.read(by, base, jax.tree.map(lambda leaf: leaf[0], blocks))[None]
         return jax.lax.map(partial(policy.read, by, base), blocks)
 
     old = reference = value = nothing

@@ -5,7 +5,6 @@ Rows are packed into blocks and embedded in groups of two static sizes, so nothi
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import io
 import itertools
@@ -119,14 +118,12 @@ class MeshTower:
         self._encoder, self._params = encoder, params
         self._row_tokens, self._devices = row_tokens, mesh.size
 
-    def with_params(self, params: Params) -> MeshTower:
-        """The same programs with other parameters."""
-        other = copy.copy(self)
-        other._params = params
-        return other
-
     def __call__(self, rows: Rows) -> np.ndarray:
         """float32 `[rows, width]`; raises ValueError if a row is longer than `row_tokens`."""
+        return self.embed(self._params, rows)
+
+    def embed(self, params: Params, rows: Rows) -> np.ndarray:
+        """The same by other parameters."""
         lengths = np.array([len(row) for row in rows], np.int64)
         if len(rows) and lengths.max() > self._row_tokens:
             raise ValueError(f"a row of {lengths.max()} tokens is longer than {self._row_tokens}")
@@ -138,7 +135,7 @@ class MeshTower:
                 shape = (_group_size(len(part)), longest)
                 own = [rows[i] for i in part]
                 given = padded_rows(own, shape, self._devices, self._encoder.pad_id)
-                found[part] = np.asarray(embed(self._params, *given))[: len(part)]
+                found[part] = np.asarray(embed(params, *given))[: len(part)]
         return found
 
 

@@ -13,7 +13,7 @@ import json
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -291,7 +291,7 @@ class Harr:
         """Plays episodes by these parameters, until few of them are broken."""
         config, model, watch = self.config, self.model, self._watch(stop)
         search = pool_search.PoolSearch(
-            self._tower.with_params(merge(params, self._here[-1])),
+            partial(self._tower.embed, merge(params, self._here[-1])),
             self.inputs.index,
             self.rows,
             config.policy,
