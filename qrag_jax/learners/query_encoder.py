@@ -32,6 +32,7 @@ from qrag_jax.learners.update import (
     Update,
     action_loss,
     counted,
+    flattened,
     ppo_actions,
 )
 from qrag_jax.models.compute.lora import merge
@@ -76,7 +77,7 @@ class QueryEncoder(PolicyLearner):
 
     def gradient(self, learned: Critic, base: Params | None, part: Any) -> tuple[Critic, Sums]:
         """See `PolicyLearner`; a part is `TokenRows` and `Searches`."""
-        rows, searches = part[0].flat, jax.tree.map(_flattened, part[1])
+        rows, searches = part[0].flat, jax.tree.map(flattened, part[1])
         head, whole = learned[1:], merge(learned.tower, base)
 
         def total(embedded: jax.Array, head: Any, searches: Searches) -> jax.Array:
@@ -99,7 +100,7 @@ class QueryEncoder(PolicyLearner):
         flat, whole = rows.flat, self.encoder.alone(merge(by.tower, base))
         embedded, _ = embed_rows(self.encoder, self.blocks, whole, flat)
         if by.weights is None:
-            found = self._scores(embedded, jax.tree.map(_flattened, searches)).log_probs
+            found = self._scores(embedded, jax.tree.map(flattened, searches)).log_probs
         else:
             found = jnp.where(flat.lengths > 0, _valued(embedded, by), 0.0)
         return found.reshape(rows.lengths.shape)
@@ -128,10 +129,6 @@ class QueryEncoder(PolicyLearner):
 
 def _valued(embedded: jax.Array, critic: Critic) -> jax.Array:
     return jnp.einsum("rd,d->r", embedded, critic.weights, precision=EXACT) + critic.bias
-
-
-def _flattened(leaf: jax.Array) -> jax.Array:
-    return leaf.reshape(-1, *leaf.shape[2:])
 
 
 # ------------------------------------------------------------------------ update

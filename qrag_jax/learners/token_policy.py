@@ -10,7 +10,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,11 +64,10 @@ from qrag_jax.runtime.mesh import (
 
 MEMBERS = 2  # rows of a pair: the winner, then the loser
 ROW_AXES = AXES[:2]  # devices along `tensor` compute the same rows
-Config = TypeVar("Config", covariant=True)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenPolicy(PolicyLearner, Generic[Config]):
+class TokenPolicy(PolicyLearner):
     """A causal language model, or adapters on a frozen one, and how it learns.
 
     What is read of a sampled token are its `TokenScores`; by a critic, the value of the state in
@@ -79,7 +78,6 @@ class TokenPolicy(PolicyLearner, Generic[Config]):
     # maps tokens to hidden states; the head is its word table, or the leaf `HEAD`
     trunk: Transformer
     vocabulary: Vocabulary  # how hidden states become log-probabilities
-    config: Config  # constants of the algorithm
     lora_scale: float = 1.0  # factor on the product of an adapter's two matrices
     # the policy learns nothing before this update, in which its critic warms up
     rests_until: int = 0
@@ -341,10 +339,7 @@ def token_episodes(policy: TokenPolicy, batch: TokenBatch, shape: BlockShape) ->
 
 
 def pair_episodes(
-    policy: TokenPolicy[PreferenceConfig],
-    batch: TokenBatch,
-    shape: BlockShape,
-    reference: np.ndarray,
+    policy: TokenPolicy, batch: TokenBatch, shape: BlockShape, reference: np.ndarray
 ) -> TokenEpisodes:
     """The pairs of a batch that something can be learned from, in blocks; none is cut.
 
@@ -524,7 +519,7 @@ def _rewards(episodes: TokenEpisodes) -> tuple[jax.Array, Metrics]:
 RowLogProbs = Callable[..., np.ndarray]  # (params, TokenBatch, BlockShape), then a base if any
 
 
-def row_log_probs(policy: TokenPolicy[PreferenceConfig]) -> RowLogProbs:
+def row_log_probs(policy: TokenPolicy) -> RowLogProbs:
     """Makes `(params, TokenBatch, BlockShape) → float32 [N]`, the log-probability of each episode.
 
     It is of the tokens that are learned from, summed or averaged as the config says; 0 if there are

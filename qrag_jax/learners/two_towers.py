@@ -31,12 +31,12 @@ from qrag_jax.learners import update
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import TrainState, dropout_key, episode_keys
-from qrag_jax.models.compute.lora import Adapted, merge, with_key
+from qrag_jax.models.compute.lora import Adapted, merge, of_tower, with_key
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, first_of_its_kind, pull_back
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.policies import soft_q
-from qrag_jax.rollouts.chunks import CHUNK, Actor, Draws, Trajectory, positions_of, rollout
+from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, Trajectory, positions_of, rollout
 from qrag_jax.rollouts.experience import Played
 from qrag_jax.runtime.mesh import BATCH_AXES
 
@@ -85,36 +85,66 @@ class PQNGradient:
             played = rollout(actor, (target_params,), batch, draws, scored.played.actions)
             valid = played.valid & scored.scored
             rewards = jnp.where(valid, scored.score, 0.0)
-            both = (
-                rows._replace(lengths=jnp.where(valid, rows.lengths, 0))
-                for rows in (played.states, played.chunks)
-            )
-            rows, embeddings, used = embed_both(actor, params, *both)
         else:
             batch = actor.playable(episodes)
             same = config.tau == 1 and dropout_key is None
             played = rollout(actor, (params,) if same else (params, target_params), batch, draws)
             rewards, valid = self.feedback(batch, played), played.valid
-            rows = tower_rows(played.states, played.chunks)
-            embeddings, used = (played.state_embeddings, played.chunk_embeddings), jnp.zeros(2)
         target = lambda_returns(config, rewards, played.values, valid)
+        steps = jax.tree.map(update.flattened, (played.positions, target, valid))
         last = actor.config.last_position(batch.chunk_mask.shape[1])
 
-        def loss_of(states: jax.Array, chunks: jax.Array) -> tuple[jax.Array, jax.Array]:
-            rotated = rotate(chunks, played.positions, last)
-            return losses.pqn_loss(states, rotated, target, valid), (states * rotated).sum(axis=-1)
+        def loss_of(states: jax.Array, chunks: jax.Array, steps: tuple) -> jax.Array:
+            positions, target, valid = steps
+            return losses.pqn_loss(states, rotate(chunks, positions, last), target, valid)
 
-        (total, q), cotangents = jax.value_and_grad(loss_of, (0, 1), has_aux=True)(*embeddings)
-        gradient, used_again = pull_back_both(actor, params, rows, cotangents)
-        if scored is not None:
-            played = played._replace(valid=valid, q=q, entropy=scored.played.entropy)
-        tokens = played.tokens + used + used_again
+        if scored is None:
+            embedded = (
+                update.flattened(played.state_embeddings),
+                update.flattened(played.chunk_embeddings),
+            )
+            cotangents: Any = jax.grad(loss_of, (0, 1))(*embedded, steps)
+            rows = tower_rows(played.states, played.chunks)
+            gradient, used = pull_back_both(actor, params, rows, cotangents)
+        else:
+            gradient, embedded, used = self._encoded_again(params, played, steps, loss_of)
+            q = (embedded[0] * rotate(embedded[1], steps[0], last)).sum(axis=-1)
+            entropy = scored.played.entropy
+            played = played._replace(valid=valid, q=q.reshape(valid.shape), entropy=entropy)
+        total, tokens = loss_of(*embedded, steps), played.tokens + used
         sums = sums_of(batch, played, rewards, target, loss=total, tokens=tokens)
         if scored is not None:
             present = scored.batch.chunk_mask.any(axis=1)
             lost = (present & ~scored.scored.any(axis=1)).sum().astype(jnp.float32)
             sums.means["unscored_share"] = lost, present.sum().astype(jnp.float32)
         return gradient, sums
+
+    def _encoded_again(
+        self, params: Params | Adapted, played: Trajectory, steps: tuple, loss_of: Any
+    ) -> tuple[Params, tuple[jax.Array, jax.Array], jax.Array]:
+        """The gradient of the towers, the embeddings `[N, D]` of both, and the tokens `[2]`.
+
+        Chunks are embedded first. Then the cotangent of a state is known as soon as the state is
+        embedded, so states are encoded once, and only the chosen chunks twice.
+        """
+        encoder, blocks = self.actor.encoder, self.actor.block_shapes.gradients
+        of_states, of_chunks = of_tower(params, STATE), of_tower(params, CHUNK)
+        state_rows, chunk_rows = (
+            TokenRows(rows.flat.tokens, jnp.where(steps[-1], rows.flat.lengths, 0))
+            for rows in (played.states, played.chunks)
+        )
+        chunks, used = embed_rows(encoder, blocks, encoder.alone(of_chunks), chunk_rows)
+
+        def of_block(states: jax.Array, values: tuple) -> jax.Array:
+            return jax.grad(loss_of)(states, *values)
+
+        state_gradient, states, more = pull_back(
+            encoder, blocks, of_states, state_rows, of_block, of_rows=(chunks, steps)
+        )
+        cotangents = jax.grad(loss_of, 1)(states, chunks, steps)
+        chunk_gradient, _, again = pull_back(encoder, blocks, of_chunks, chunk_rows, cotangents)
+        gradient = jax.tree.map(lambda *both: jnp.stack(both), state_gradient, chunk_gradient)
+        return gradient, (states, chunks), used + more + again
 
 
 def lambda_returns(
@@ -176,47 +206,29 @@ def over_towers(
     """Calls `compute((tower, *rows))` for each of two towers; all are stacked on axis 0."""
     varying = params._replace(base=None) if isinstance(params, Adapted) else params
 
-    def of_tower(tower: tuple) -> Any:
+    def of_one(tower: tuple) -> Any:
         one, *own = tower
         if isinstance(params, Adapted):
             one = one._replace(base=params.base)
         return compute((one, *own))
 
-    return jax.lax.map(of_tower, (varying, *rows))
+    return jax.lax.map(of_one, (varying, *rows))
 
 
 def pull_back_both(
     actor: Actor, params: Params | Adapted, rows: TokenRows, cotangents: tuple[jax.Array, jax.Array]
 ) -> tuple[Params, jax.Array]:
     """The gradient of both towers from those of the states' and chunks' embeddings, `[..., D]`."""
-    most, flat = rows.lengths.shape[1], [c.reshape(-1, c.shape[-1]) for c in cotangents]
+    most = rows.lengths.shape[1]
+    flat = [leaf.reshape(-1, leaf.shape[-1]) for leaf in cotangents]
     stacked = jnp.stack([jnp.pad(leaf, ((0, most - len(leaf)), (0, 0))) for leaf in flat])
 
-    def of_tower(tower: tuple) -> tuple[Params, jax.Array]:
+    def of_one(tower: tuple) -> tuple[Params, jax.Array]:
         gradient, _, used = pull_back(actor.encoder, actor.block_shapes.gradients, *tower)
         return gradient, used
 
-    gradient, used = over_towers(of_tower, params, (rows, stacked))
+    gradient, used = over_towers(of_one, params, (rows, stacked))
     return gradient, used.sum(axis=0)
-
-
-def embed_both(
-    actor: Actor, params: Params | Adapted, states: TokenRows, chunks: TokenRows
-) -> tuple[TokenRows, tuple[jax.Array, jax.Array], jax.Array]:
-    """Rows as `tower_rows` stacks them, their embeddings `[…, D]` and the tokens `[2]`."""
-    rows = tower_rows(states, chunks)
-
-    def embed(tower: tuple) -> tuple[jax.Array, jax.Array]:
-        one, rows = tower
-        blocks = actor.block_shapes.gradients
-        return embed_rows(actor.encoder, blocks, actor.encoder.alone(one), rows)
-
-    embedded, used = over_towers(embed, params, (rows,))
-    of_states, of_chunks = (
-        found[: own.lengths.size].reshape(*own.lengths.shape, -1)
-        for found, own in zip(embedded, (states, chunks), strict=True)
-    )
-    return rows, (of_states, of_chunks), used.sum(axis=0)
 
 
 def tower_rows(states: TokenRows, chunks: TokenRows) -> TokenRows:
@@ -279,13 +291,24 @@ class ImitationGradient:
         batch = batch._replace(chunk_mask=states.available[:, 0])
         tokens, lengths = jax.vmap(partial(actor.state_rows, batch), 1, 1)(states.taken)
         state_rows = TokenRows(tokens, jnp.where(states.valid, lengths, 0))
-        rows, embedded, used = embed_both(actor, params, state_rows, actor.chunk_rows(batch))
+        rows = tower_rows(state_rows, actor.chunk_rows(batch))
+
+        def embed(tower: tuple) -> tuple[jax.Array, jax.Array]:
+            one, rows = tower
+            blocks = actor.block_shapes.gradients
+            return embed_rows(actor.encoder, blocks, actor.encoder.alone(one), rows)
+
+        (of_states, of_chunks), used = over_towers(embed, params, (rows,))
+        embedded = (
+            of_states[: states.valid.size].reshape(*states.valid.shape, -1),
+            of_chunks[: batch.chunk_mask.size].reshape(*batch.chunk_mask.shape, -1),
+        )
         learn = partial(self._loss, batch=batch, where=where, states=states, rows=rows)
         (total, by_state), cotangents = jax.value_and_grad(learn, (0, 1), has_aux=True)(*embedded)
         gradient, again = pull_back_both(actor, params, rows, cotangents)
         number = states.valid.sum().astype(jnp.float32)
         means = {name: (each, number) for name, each in ({"loss": total} | by_state).items()}
-        return gradient, update.Sums(total, means, {}, used + again)
+        return gradient, update.Sums(total, means, {}, used.sum(axis=0) + again)
 
     def states(self, params: Params | Adapted, batch: EpisodeBatch, draws: Draws) -> States:
         """The states of a batch: of two orders of the facts, and of the own search if asked for.

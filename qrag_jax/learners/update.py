@@ -208,6 +208,11 @@ def counted(state: TrainState, actions: jax.Array, metrics: Metrics) -> tuple[Tr
 # ------------------------------------------------------------------------ sums
 
 
+def flattened(leaf: jax.Array) -> jax.Array:
+    """`[N, T, …]` → `[N · T, …]`."""
+    return leaf.reshape(-1, *leaf.shape[2:])
+
+
 def added(one: Tree, other: Tree) -> Tree:
     """The sums of two parts of a batch, as one."""
     return _totals(jnp.add, jnp.maximum, one, other)

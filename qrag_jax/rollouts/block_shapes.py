@@ -101,6 +101,7 @@ def loop_rounds(
         (questions * (shape.chunks + rollout.stop_action), widths.chunk): rounds_of(
             shapes.chunks, present * chunk
         ),
+        (learned, min(widths)): learning,
         (learned, max(widths)): learning,
         (questions, widths.state): rounds_of(shapes.states, questions * state),
     }

@@ -92,19 +92,14 @@ class Batches(Experience):
         self.waited = {"input": 0.0}
         self._mesh, self._batches = mesh, batches
         self._used: Any = batches.get_state()
-        self._ahead: tuple[EpisodeBatch, np.ndarray, Any] | None = None
 
     def next(self, state: Any, number: int, stop: StopSignal) -> EpisodeBatch:
         stop.check()
-        ahead, self._ahead = self._ahead or self.fetch(state), None
-        batch, self.samples, self._used = ahead
+        batch, self.samples, self._used = self.fetch(state)  # while the device computes `state`
         return batch
 
-    def prepare(self, state: Any) -> None:
-        self._ahead = self.fetch(state)
-
     def position(self) -> tuple[Any, list[Any]]:
-        return self._used, []  # a resumed run fetches a prefetched batch again
+        return self._used, []
 
     def fetch(self, state: Any = None) -> tuple[EpisodeBatch, np.ndarray, Any]:
         """The next batch, on the mesh; `samples` of it; the iterator's position after it."""

@@ -84,7 +84,7 @@ class TokenInputs:
 
 class Stage(NamedTuple):
     plan: StagePlan
-    policy: token_policy.TokenPolicy[Any]
+    policy: token_policy.TokenPolicy
     update: Any
 
 
@@ -296,7 +296,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
         by_rewards = isinstance(algorithm, TokenGRPOConfig | TokenPPOConfig)
         temperature = config.sampling.temperature if by_rewards else 1.0
         rate = learning_rate_schedule(optimizer)
-        policy: token_policy.TokenPolicy[Any] = token_policy.TokenPolicy.of(
+        policy: token_policy.TokenPolicy = token_policy.TokenPolicy.of(
             self.mesh,
             model,
             parts,

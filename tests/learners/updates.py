@@ -222,7 +222,7 @@ def tokens(
     rules = split_rules(Qwen3Config.COLUMNS, Qwen3Config.ROWS)
     shardings = parts.shardings(mesh, rules, trained)
     of_base, base = _placed(mesh, rules, whole, adapted)
-    policy: TokenPolicy[Any] = TokenPolicy(
+    policy: TokenPolicy = TokenPolicy(
         mesh=mesh,
         shardings=shardings,
         trunk=Transformer(DECODER, scanned=scanned, own_head=not tied),

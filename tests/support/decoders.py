@@ -46,7 +46,7 @@ def decoder(folder: Path, size: Size) -> LoadedLanguageModel:
 
 def policy_of(
     loaded: LoadedLanguageModel, config: Any, temperature: float = TEMPERATURE
-) -> TokenPolicy[Any]:
+) -> TokenPolicy:
     """The learner of a decoder on one device, by AdamW at `RATE` without decay."""
     mesh = make_mesh((1, 1, 1), jax.devices()[:1])
     parts = Parts(optax.adamw(RATE, weight_decay=0.0), width=loaded.model.trunk.config.hidden_size)
@@ -62,7 +62,7 @@ def policy_of(
 
 
 def given_tokens(
-    policy: TokenPolicy[Any], episodes: TokenEpisodes
+    policy: TokenPolicy, episodes: TokenEpisodes
 ) -> tuple[TokenBlocks, PerAction, jax.Array]:
     """The blocks of a batch, what GRPO or imitation learns from each token, and the divisor."""
     nothing = np.zeros(episodes.blocks.target.shape, np.float32)

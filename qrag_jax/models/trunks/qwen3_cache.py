@@ -62,7 +62,7 @@ class Cache(NamedTuple):
 
 def empty_cache(trunk: Transformer, rows: int, room: int) -> Cache:
     """A cache of rows without tokens, with room for so many or a few more."""
-    c, places = trunk.config, _places(room, on_cpu=not trunk.scanned)
+    c, places = trunk.config, _places(room, _BLOCK if trunk.scanned else _CPU_BLOCK)
     before = c.num_hidden_layers, math.ceil(room / places), rows, c.key_heads
     dtype = trunk.precision.activations
     return Cache(
@@ -72,11 +72,9 @@ def empty_cache(trunk: Transformer, rows: int, room: int) -> Cache:
     )
 
 
-def _places(room: int, *, on_cpu: bool) -> int:
+def _places(room: int, most: int) -> int:
     """Places of a block, so that few of the last block's stand behind the room."""
-    if on_cpu:
-        return min(_CPU_BLOCK, room)
-    even = room / math.ceil(room / _BLOCK)
+    even = room / math.ceil(room / most)
     return min(_WHOLE * math.ceil(even / _WHOLE), room)
 
 
