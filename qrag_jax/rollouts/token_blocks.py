@@ -230,7 +230,7 @@ def _block(batch: TokenBatch, shape: BlockShape, groups: _Block) -> TokenBlocks:
     layout = layout._replace(shared=Shared(counts, prompts, own))  # type: ignore[arg-type]
     used = np.array([row for rows in groups for row in rows], int)
     order, at = np.nonzero(batch.log_prob_mask[used])
-    row = used[order]
+    rows_of = used[order]
 
     def of_sampled(values: np.ndarray, filled_with: int = 0) -> Any:
         unused = shape.sampled - len(at)
@@ -239,12 +239,12 @@ def _block(batch: TokenBatch, shape: BlockShape, groups: _Block) -> TokenBlocks:
     return TokenBlocks(
         tokens=tokens,  # type: ignore[arg-type]
         layout=layout,
-        place=of_sampled(layout.place[number[row], at - 1]),
-        target=of_sampled(batch.tokens[row, at]),
+        place=of_sampled(layout.place[number[rows_of], at - 1]),
+        target=of_sampled(batch.tokens[rows_of, at]),
         valid=of_sampled(np.ones(len(at), bool)),
-        sampler=of_sampled(batch.sampler_log_probs[row, at]),
-        episode=of_sampled(batch.episode[row], len(batch.scored)),
-        row=of_sampled(number[row]),
+        sampler=of_sampled(batch.sampler_log_probs[rows_of, at]),
+        episode=of_sampled(batch.episode[rows_of], len(batch.scored)),
+        row=of_sampled(number[rows_of]),
     )
 
 
