@@ -109,8 +109,8 @@ class TokenPolicy(PolicyLearner):
                 used = unflatten_dict(frozen | layers), *(lookups or (words, head))
                 read = self._read(used, critic, block)
                 sums = over_axis(on_each(FSDP, partial(loss, config), read, block, targets))
-                used = on_each(FSDP, token_count, block.layout).sum(axis=0)
-                return sums.loss, sums._replace(tokens=used)
+                count = on_each(FSDP, token_count, block.layout).sum(axis=0)
+                return sums.loss, sums._replace(tokens=count)
 
             lookups = (words, head) if tables else None
             _, back, sums = jax.vjp(of_loss, trained, lookups, learned[1:], has_aux=True)
