@@ -9,17 +9,23 @@ the same way, in hours.
 `:verifiers --config.env.verifiers=ID` trains in an environment of the package verifiers
 (docs/rlvr.md). `:qwen25` is RLVR as published, `:qwen3` the same with Qwen3-1.7B; both are for
 GPUs, and want MuSiQue: --config.questions.train='FOLDER,answerable,train', and dev
-likewise.
+likewise. `:qwen25,X_0830` has the reward that RLVR had on that day (`RUBRICS`).
 """
+
+from collections.abc import Callable
+from functools import partial
 
 from ml_collections import ConfigDict
 
 from configs import common
+from qrag_jax.feedback.rubric import PARTS
 from qrag_jax.systems.rlvr_config import default_config
 
 
 def get_config(arg: str = "quick") -> ConfigDict:
-    return common.variant(default_config(), arg, VARIANTS)
+    name, _, rubric = arg.partition(",")
+    config = common.variant(default_config(), name, VARIANTS)
+    return common.variant(config, rubric, RUBRICS)
 
 
 def _made_here(config: ConfigDict) -> None:
@@ -115,4 +121,40 @@ VARIANTS = {
     "verifiers": (_verifiers,),
     "qwen25": (_published, _qwen25),
     "qwen3": (_published, _qwen3),
+}
+
+
+def _rubric(
+    hops: str, scales: str, divisor: float, **weights: float
+) -> tuple[Callable[[ConfigDict], None]]:
+    fields = dict.fromkeys(PARTS, 0.0) | weights
+    fields |= {"hops": hops, "scales": scales, "divisor": divisor}
+    return (lambda config: config.rubric.update(fields),)
+
+
+# RLVR's rewards, each from the day in 2025 that its name says; `F` is older, and `head`, the
+# default, the last. Where there is a divisor, it is the sum of the weights. `F` had two parts more,
+# which need other things than an episode: the share of English words in the thoughts (0.2), and
+# rewards of its tools' own.
+_0830 = partial(_rubric, em=1.0, f1=0.9, recall=1.0, precision=0.4, citation=0.6, format=0.1)
+RUBRICS: common.Variants = {
+    "": (),
+    "head": (),
+    "F": _rubric("times_half", "answer", 1.0, em=1.0, f1=1.0, recall=1.0, citation=1.0),
+    "R_0808": _rubric("times_half_up_to_1", "answer", 1.0, em=0.5, f1=0.5, recall=0.5),
+    "X_0809": _rubric("over", "answer", 1.0, em=0.5, f1=0.5, recall=0.3, citation=0.2),
+    "X_0809b": _rubric("over", "answer", 3.0, em=1.0, f1=0.9, citation=0.6, recall=0.4, format=0.1),
+    "X_0830": _0830("over", "answer", 4.0),
+    "X_0913": _0830("times_half", "all", 4.0),
+    "H_1002": _rubric(
+        "times_half",
+        "all",
+        3.7,
+        em=1.0,
+        f1=0.8,
+        recall=0.6,
+        precision=0.4,
+        citation_f1=0.8,
+        format=0.1,
+    ),
 }

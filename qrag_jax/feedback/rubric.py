@@ -15,8 +15,6 @@ Each part is in [0, 1]. With G the gold documents, S those in the tools' results
 The three parts of citations are 1 where there are no gold documents. Without an answer, `em` and
 `f1` are 0.
 
-`PRESETS` has the rewards of RLVR (github.com/bdsaglam/rlvr) as they changed from commit to commit;
-`head` is its last. With h the number of hops, the factor of hops is 1, h/2, min(h/2, 1) or 1/h.
 """
 
 from __future__ import annotations
@@ -24,9 +22,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from qrag_jax.environments.episode import FIELDS, Closed, ToolTask
+from qrag_jax.errors import Positive, one_of
 from qrag_jax.metrics import answers
 
 if TYPE_CHECKING:
@@ -76,44 +75,33 @@ def _share(part: Collection[str], whole: Collection[str]) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Rubric:
-    """One reward of several parts: their weighted sum over the divisor."""
+    """One reward: the weighted sum of the parts over the divisor.
 
-    weights: Mapping[str, float]  # part → weight; a part that is not named does not count
-    hops: str = "none"  # one of `HOP_FACTORS`
-    scales: str = ALL  # what this factor multiplies: "answer" (`em` and `f1`), or "all" parts
-    divisor: float = 1.0  # above 0
+    The defaults are those of the last commit of RLVR (github.com/bdsaglam/rlvr); its earlier ones
+    are variants of configs/rlvr.py.
+    """
+
+    em: float = 0.9  # weight of exact match of the answer; 0: a part does not count
+    f1: float = 1.0  # weight of the answer's F1
+    recall: float = 1.0  # weight of the share of gold documents that tools gave
+    precision: float = 0.4  # weight of the share of gold ones among the documents that tools gave
+    citation: float = 0.6  # weight of the share of gold documents that are cited
+    citation_precision: float = 0.0  # weight of the share of gold ones among those cited
+    citation_f1: float = 0.0  # weight of the harmonic mean of these two
+    format: float = 0.1  # weight of the share of the fields of the last call that were given
+    # Factor by the number h of documents that the question needs: none (1), times_half (h/2),
+    # times_half_up_to_1 (h/2, at most 1) or over (1/h)
+    hops: Annotated[str, one_of(HOP_FACTORS)] = "times_half"
+    scales: Annotated[str, one_of((ANSWER, ALL))] = ALL  # it multiplies em and f1 alone, or all
+    divisor: Positive = 4.0  # of the sum
 
     def reward(self, parts: Mapping[str, float], hops: int) -> float:
         """The reward of an episode with the parts of `score`, for a question of so many hops."""
         factor, terms = HOP_FACTORS[self.hops](hops), []
-        for part, weight in self.weights.items():
+        for part in PARTS:
             scaled = factor if self.scales == ALL or part in OF_ANSWER else 1.0
-            terms.append(weight * scaled / self.divisor * parts[part])
+            terms.append(getattr(self, part) * scaled / self.divisor * parts[part])
         return math.fsum(terms)
-
-
-_ALL_0830 = {"em": 1.0, "f1": 0.9, "recall": 1.0, "precision": 0.4, "citation": 0.6, "format": 0.1}
-
-# RLVR's rewards, each from the day in 2025 that its name says; `F` is older. Where there is a
-# divisor, it is the sum of the weights. `F` had two parts more, which need other things than an
-# episode: the share of English words in the thoughts (0.2), and rewards of its tools' own.
-PRESETS: dict[str, Rubric] = {
-    "F": Rubric({"em": 1.0, "f1": 1.0, "recall": 1.0, "citation": 1.0}, "times_half", ANSWER),
-    "R_0808": Rubric({"em": 0.5, "f1": 0.5, "recall": 0.5}, "times_half_up_to_1", ANSWER),
-    "X_0809": Rubric({"em": 0.5, "f1": 0.5, "recall": 0.3, "citation": 0.2}, "over", ANSWER),
-    "X_0809b": Rubric(
-        {"em": 1.0, "f1": 0.9, "citation": 0.6, "recall": 0.4, "format": 0.1}, "over", ANSWER, 3.0
-    ),
-    "X_0830": Rubric(_ALL_0830, "over", ANSWER, 4.0),
-    "X_0913": Rubric(_ALL_0830, "times_half", ALL, 4.0),
-    "H_1002": Rubric(
-        {"em": 1.0, "f1": 0.8, "recall": 0.6, "precision": 0.4, "citation_f1": 0.8, "format": 0.1},
-        "times_half",
-        ALL,
-        3.7,
-    ),
-    "head": Rubric(_ALL_0830 | {"em": 0.9, "f1": 1.0}, "times_half", ALL, 4.0),
-}
 
 
 # ---------------------------------------------------------------- a user's own function

@@ -16,7 +16,7 @@ from qrag_jax.environments.tasks import TasksConfig
 from qrag_jax.environments.tool_functions import PATH as TOOLS_PATH
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE
 from qrag_jax.errors import Count, InputError, Natural, Positive, Weight, one_of, some_of
-from qrag_jax.feedback.rubric import OWN_PATH, PARTS, PRESETS, Rubric, own_rubric
+from qrag_jax.feedback.rubric import OWN_PATH, PARTS, Rubric, own_rubric
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.own_documents import RETRIEVERS
@@ -114,10 +114,9 @@ class ToolsConfig(token_config.PlayedConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class RubricConfig:
-    preset: Annotated[str, one_of(PRESETS)] = "head"  # RLVR's rewards by their dates
-    # FILE.py:FUNCTION of (question, answers, answer, parts), in place of the preset; it runs
-    # without a sandbox. "": the preset
+class RubricConfig(Rubric):
+    # FILE.py:FUNCTION of (question, answers, answer, parts), in place of the weighted sum; it runs
+    # without a sandbox. "": the sum
     path: str = ""
 
     def __post_init__(self) -> None:
@@ -126,7 +125,7 @@ class RubricConfig:
 
     def load(self) -> Rubric | OwnCode:
         """What gives the rewards."""
-        return own_rubric(self.path) if self.path else PRESETS[self.preset]
+        return own_rubric(self.path) if self.path else self
 
 
 @dataclasses.dataclass(frozen=True)

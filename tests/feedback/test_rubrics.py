@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from configs import rlvr
 from qrag_jax.environments.episode import FOUND, Closed, Document, Failed, Hop, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.llm import verdict_of
@@ -25,6 +26,7 @@ from qrag_jax.llm.outcomes import Answer, Failure, RerankRequest
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.retrieval.protocol import Passage
+from qrag_jax.systems.rlvr_config import RlvrConfig
 
 GOLD = Gold("q1", "Which country?", ("Norway", "Kingdom of Norway"), frozenset({"p1", "p3"}))
 HOPS = (Hop("a", "Oslo", FOUND), Hop("b", "Norway", FOUND))
@@ -129,14 +131,30 @@ def test_parts_by_hand() -> None:
 
 
 def test_a_rubric_by_hand() -> None:
-    """The numbers of all presets are pinned."""
+    """The numbers of RLVR's own ones are pinned."""
     given = dict(zip(PARTS, (1.0, 0.5, 0.75, 0.25, 0.6, 0.1, 0.3, 2 / 3), strict=True))
-    rubric = Rubric({"em": 1.0, "precision": -0.5}, divisor=2.0)  # a part may cost
-    assert rubric.reward(given, 3) == pytest.approx(0.4375)
-    answers = Rubric({"em": 1.0, "f1": 0.8, "recall": 0.6}, "times_half", "answer")
+    nothing = dict.fromkeys(PARTS, 0.0)
+    rubric = Rubric(**nothing | {"em": 1.0, "precision": -0.5}, hops="none", divisor=2.0)
+    assert rubric.reward(given, 3) == pytest.approx(0.4375)  # a part may cost
+    weights = nothing | {"em": 1.0, "f1": 0.8, "recall": 0.6}
+    answers = Rubric(**weights, scales="answer", divisor=1.0)
     assert answers.reward(given, 3) == pytest.approx(1.5 * 1.4 + 0.45)
     everything = dataclasses.replace(answers, scales="all", divisor=4.0)
     assert everything.reward(given, 3) == pytest.approx(1.5 * (1.4 + 0.45) / 4)
+
+
+def test_weights_are_the_configs_and_older_rubrics_are_its_variants() -> None:
+    config = rlvr.get_config("tiny,X_0809")
+    config.rubric.recall = -0.5
+    rubric = RlvrConfig.of(config).rubric.load()
+    assert isinstance(rubric, Rubric)
+    parts = dict.fromkeys(PARTS, 1.0)
+    assert rubric.reward(parts, 2) == pytest.approx(0.5 * 0.5 + 0.5 * 0.5 - 0.5 + 0.2)
+    for field, wrong in (("hops", "twice"), ("divisor", 0.0)):
+        config = rlvr.get_config("tiny")
+        config.rubric[field] = wrong
+        with pytest.raises(InputError, match=rf"config\.rubric\.{field}"):
+            RlvrConfig.of(config)
 
 
 def test_a_rubric_by_a_users_function(tmp_path: Path) -> None:

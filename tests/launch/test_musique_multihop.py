@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.entry_points import ROOT
 from tests.machine import needs_verifiers
-from tests.support.stored_episodes import DOCUMENTS, PROMPT, RUBRIC, SEED, TURNS, stored, stories
+from tests.support.stored_episodes import DOCUMENTS, PROMPT, SEED, TURNS, stored, stories
 from tests.support.worlds import write_lines
 
 PACKAGE = ROOT / "launch" / "musique_multihop"
@@ -21,7 +21,7 @@ from musique_multihop.questions import Questions, Settings, Work
 texts, data = json.load(sys.stdin)
 questions = Questions(Settings(
     count={COUNT}, seed={SEED}, top_n={DOCUMENTS}, most={DOCUMENTS}, max_turns={TURNS},
-    prompt={PROMPT!r}, rubric={RUBRIC!r},
+    prompt={PROMPT!r},
 ))
 rewards = []
 for task, turns in zip(questions.tasks(), texts):

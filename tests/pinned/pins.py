@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 
 from transformers import AutoTokenizer
 
-from configs import hotpotqa
+from configs import hotpotqa, rlvr
 from qrag_jax.data.sample import Sample
-from qrag_jax.feedback.rubric import PRESETS, score
+from qrag_jax.feedback.rubric import score
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, EXACT, FAISS, HYBRID, SCAN, IndexAt
@@ -33,6 +33,7 @@ from qrag_jax.serving.searcher import Ask
 from qrag_jax.systems import training
 from qrag_jax.systems.indexing import IndexSettings, PassageEncoder, index_corpus
 from qrag_jax.systems.retriever import PlainEncoder, open_searcher
+from qrag_jax.systems.rlvr_config import RlvrConfig
 from tests.entry_points import metric_lines
 from tests.llm.model_server import ModelServer, supported_answers
 from tests.support.small_models import FAMILIES, write_small_model
@@ -75,20 +76,21 @@ def rankings(folder: Path) -> Numbers:
 
 
 def rewards(folder: Path) -> Numbers:
-    """The rewards of stored episodes, right and wrong ones, by every preset of RLVR's rubric."""
+    """The rewards of stored episodes, right and wrong ones, by each rubric of RLVR."""
     episodes = stories(EPISODES)
     texts = (text for story in episodes for text in (story.task.question, *story.texts))
     sizes = TinyLMConfig(layers=1, hidden=32, heads=2, key_heads=1, intermediate=32, vocab=600)
     write_tiny_lm(folder / "model", texts, sizes, seed=0)
     tokenizer = AutoTokenizer.from_pretrained(folder / "model")
     closed = closed_in_process(tokenizer, episodes)
-    return {
-        name: [
+    numbers = {}
+    for name in filter(None, rlvr.RUBRICS):
+        rubric = RlvrConfig.of(rlvr.get_config(f"tiny,{name}")).rubric
+        numbers[name] = [
             rubric.reward(score(end, story.task), story.task.hops)
             for end, story in zip(closed, episodes, strict=True)
         ]
-        for name, rubric in PRESETS.items()
-    }
+    return numbers
 
 
 def _model(family: str, folder: Path) -> PassageEncoder:

@@ -18,7 +18,7 @@ from examples.worlds.scripts import bridge_question
 from qrag_jax.environments.episode import Closed, ToolTask
 from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.environments.tools import ToolAgent
-from qrag_jax.feedback.rubric import PRESETS, score
+from qrag_jax.feedback.rubric import Rubric, score
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.scaffolds import ChatRenderer, scaffold_of
 from qrag_jax.llm.text.tool_calls import HERMES
@@ -37,7 +37,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from tests.machine import PYTHON
 from tests.rollouts.token_setup import ScriptedSampler
 
-PROMPT, TURNS, DOCUMENTS, SEED, RUBRIC = "bare_question", 4, 1, 0, "head"
+PROMPT, TURNS, DOCUMENTS, SEED = "bare_question", 4, 1, 0
 ROOM, TURN, SIDE_BY_SIDE = 4000, 1000, 16
 
 
@@ -83,7 +83,7 @@ def stored(folder: Path, episodes: Sequence[Story], *, verifiers: bool = False) 
     if verifiers:
         return _over_verifiers(folder, tokenizer, episodes)
     return [
-        PRESETS[RUBRIC].reward(score(ended, story.task), story.task.hops)
+        Rubric().reward(score(ended, story.task), story.task.hops)
         for ended, story in zip(closed_in_process(tokenizer, episodes), episodes, strict=True)
     ]
 
@@ -115,7 +115,7 @@ def _over_verifiers(folder: Path, tokenizer: Any, episodes: Sequence[Story]) -> 
     tasks = len(episodes)
     arguments = {
         **{"count": tasks, "seed": SEED, "top_n": DOCUMENTS, "most": DOCUMENTS},
-        **{"max_turns": TURNS, "prompt": PROMPT, "rubric": RUBRIC},
+        **{"max_turns": TURNS, "prompt": PROMPT},
     }
     fields = {
         **{"id": "musique-multihop", "arguments": arguments, "model": "policy", "tasks": tasks},

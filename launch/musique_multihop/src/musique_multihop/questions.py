@@ -18,7 +18,7 @@ from qrag_jax.data.sample import is_held_out, world
 from qrag_jax.environments.episode import Closed, Said, Speak, ToolTask
 from qrag_jax.environments.tasks import TasksConfig, bridge_task, tasks_of
 from qrag_jax.environments.tools import COMPLETE, RETRIEVE, ToolAgent
-from qrag_jax.feedback.rubric import PRESETS, Rubric, score
+from qrag_jax.feedback.rubric import Rubric, score
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.retrieval.own_documents import OwnRetriever
@@ -26,6 +26,7 @@ from qrag_jax.retrieval.own_documents import OwnRetriever
 BRIDGE = "bridge"
 SPLITS = ("train", "dev")
 Message = tuple[str, str]
+LAST = Rubric()  # of RLVR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,15 +41,13 @@ class Settings:
     most: int = 20  # documents that a search may ask for
     max_turns: int = 10  # of the model
     prompt: str = "bare_question"  # a name of qrag_jax's or a file
-    rubric: str = "head"  # a preset
+    rubric: Rubric = LAST  # weights of the parts of the reward
 
 
 class Questions:
     """The questions of some settings."""
 
     def __init__(self, settings: Settings) -> None:
-        if settings.rubric not in PRESETS:
-            raise ValueError(f"rubric is {settings.rubric!r}; use one of {', '.join(PRESETS)}.")
         self.settings, self.retriever = settings, OwnRetriever(settings.retriever)
         self.agent = ToolAgent(
             prompts.load(settings.prompt),
@@ -58,7 +57,6 @@ class Questions:
             top_n=settings.top_n,
             most=settings.most,
         )
-        self.rubric: Rubric = PRESETS[settings.rubric]
 
     def tasks(self, split: str = SPLITS[0]) -> list[ToolTask]:
         """All tasks of one of `SPLITS`; every tenth question of data, by its id, is of "dev"."""
@@ -72,7 +70,7 @@ class Questions:
     def rewards(self, closed: Closed, task: ToolTask) -> tuple[float, dict[str, float]]:
         """The reward of an episode, and its parts."""
         parts = score(closed, task)
-        return self.rubric.reward(parts, task.hops), parts
+        return self.settings.rubric.reward(parts, task.hops), parts
 
 
 class Work:
