@@ -25,23 +25,15 @@ from collections.abc import Generator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from qrag_jax.data.sample import Passage
-from qrag_jax.llm import outcomes
 from qrag_jax.llm.outcomes import ChatRequest, CompletionRequest, Failure, Outcome
 from qrag_jax.llm.text.prompts import Messages
 
 FOUND, NOT_FOUND, AMBIGUOUS = STATUSES = ("FOUND", "NOT_FOUND", "AMBIGUOUS")
 FIELDS = ("reasoning", "final_answer", "cited_doc_ids")  # what the tool `complete` takes
 
-NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE = "no_retrieval", "malformed_call", "own_code"
-# Why an episode failed: a call did, its final answer cannot be read, the model never searched, its
+# Why an episode failed, besides the causes of `outcomes.Failure`: the model never searched, its
 # calls could not be read, or a user's own agent failed.
-FAILED_CAUSES = (
-    *outcomes.CAUSES,
-    *outcomes.NO_ANSWER_CAUSES,
-    NO_RETRIEVAL,
-    MALFORMED_CALL,
-    OWN_CODE,
-)
+NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE = "no_retrieval", "malformed_call", "own_code"
 
 
 class Document(NamedTuple):
@@ -50,7 +42,8 @@ class Document(NamedTuple):
     id: str  # unique among the documents of its task
     title: str
     text: str  # what the model reads: the title is in it, if it is to be read
-    is_supporting: bool
+    # of a task's own document: whether its question needs it. What a search finds does not say
+    is_supporting: bool = False
     score: float = 0.0  # by the search that found it; 0 where that tells none
 
 
@@ -132,7 +125,7 @@ class Look:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Open:
-    """Get one document. The reply is the document, None if there is none, or a `Failure`."""
+    """Get one document. The reply is it alone, () if there is none, or a `Failure`."""
 
     doc_id: str
 
@@ -146,14 +139,12 @@ class Call:
 
 
 Step = Complete | Retrieve | Speak | Look | Open | Call
-Reply = (
-    Outcome | Sequence[Passage] | Said | tuple[Document, ...] | Document | tuple[str, str] | None
-)
+Reply = Outcome | Sequence[Passage] | Said | tuple[Document, ...] | tuple[str, str]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(slots=True)
 class ToolTally:
-    """What happened in an episode of a policy that speaks, for counting."""
+    """What happened in an episode of a policy that speaks; it is counted while that is played."""
 
     turns: int = 0  # turns of the model
     searches: int = 0  # `Look`s that were answered
@@ -175,7 +166,7 @@ class Closed:
     # ids of the documents in all tool results, in the order of first sight
     seen: tuple[str, ...] = ()
     fields: int = 0  # how many of the `FIELDS` of the last call were given, from 0 to 3
-    tally: ToolTally = ToolTally()  # counts
+    tally: ToolTally = dataclasses.field(default_factory=ToolTally)  # counts
     history: History = ()  # all hops of an agent that retrieves, one for each retrieval
 
 
@@ -183,9 +174,10 @@ class Closed:
 class Failed:
     """An episode without a reward; it may be played again."""
 
-    cause: str  # one of `FAILED_CAUSES`
+    cause: str  # of a `Failure`, or `NO_RETRIEVAL`, `MALFORMED_CALL` or `OWN_CODE`
     message: str  # one sentence
-    tally: ToolTally = ToolTally()  # the counts until then
+    # the counts until then
+    tally: ToolTally = dataclasses.field(default_factory=ToolTally)
     history: History = ()  # the hops until then
 
 

@@ -408,20 +408,16 @@ def _one_search(
     messages: Messages, k: int, read: Callable[[episode.Said], tuple[str, str]]
 ) -> episode.Play:
     """One turn of the model, and one search if it has written a query."""
-    turns = 0
+    tally = episode.ToolTally()
     try:
         query, outcome = read((yield from episode.ask(episode.Speak(messages))))
-        turns = 1
+        tally.turns = 1
         if outcome not in (SEARCHED, REWRITTEN):
-            tally = episode.ToolTally(
-                turns=1,
-                malformed=int(outcome not in (STOPPED, NO_QUERY, TOO_LONG)),
-                completed=outcome == STOPPED,
-                truncated=outcome == TOO_LONG,
-            )
+            tally.malformed = int(outcome not in (STOPPED, NO_QUERY, TOO_LONG))
+            tally.completed, tally.truncated = outcome == STOPPED, outcome == TOO_LONG
             return Searched(query, tally=tally, outcome=outcome)
         found: Pool = yield from episode.ask(episode.Look(query, k))
     except episode.Unplayable as failed:
-        return episode.Failed(failed.cause, str(failed), episode.ToolTally(turns))
-    seen, tally = tuple(each.id for each in found), episode.ToolTally(turns=1, searches=1)
+        return episode.Failed(failed.cause, str(failed), tally)
+    tally.searches, seen = 1, tuple(each.id for each in found)
     return Searched(query, seen=seen, tally=tally, outcome=outcome, found=found)

@@ -12,7 +12,6 @@ documents found, or what is wrong with the call. The episode ends
 from __future__ import annotations
 
 import dataclasses
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -110,14 +109,14 @@ class ToolAgent:
         messages = self.opening(task.question)
         while True:
             said = yield from episode.ask(episode.Speak(messages))
-            trail.count(turns=1)
+            trail.tally.turns += 1
             if said.finish == "length":
-                trail.count(truncated=1)
+                trail.tally.truncated = True
                 return trail.closed({})
             calls = [self._checked(call, trail) for call in read_calls(said.text, self.form)]
             last = [call for call in calls if isinstance(call, ToolCall) and call.name == COMPLETE]
             if last:
-                trail.count(completed=1)
+                trail.tally.completed = True
                 return trail.closed(last[-1].arguments)
             if not calls or trail.tally.turns == self.max_turns:
                 return trail.closed({})
@@ -130,7 +129,7 @@ class ToolAgent:
         """The call with the arguments that can be used; what cannot be is counted."""
         if isinstance(call, ToolCall) and call.name == COMPLETE:
             fields, wrong = _fields(call)
-            trail.count(malformed=int(wrong))
+            trail.tally.malformed += wrong
             return ToolCall(COMPLETE, fields)
         if isinstance(call, ToolCall) and call.name in self._functions:
             return call  # its arguments are checked where the function is called
@@ -142,7 +141,8 @@ class ToolAgent:
             if not query:
                 checked = Malformed(f"The argument query of the tool {RETRIEVE} is empty.")
         if isinstance(checked, Malformed):
-            trail.count(malformed=int(known), unknown_tool=int(not known))
+            trail.tally.malformed += known
+            trail.tally.unknown_tool += not known
         return checked
 
     def _answer(self, call: ToolCall | Malformed, trail: _Trail) -> episode.Steps[str]:
@@ -151,10 +151,9 @@ class ToolAgent:
         if call.name in self._functions:
             called = yield from episode.ask(episode.Call(call.name, call.arguments))
             malformed = called.outcome == tool_functions.MALFORMED
-            failed = called.outcome == tool_functions.FAILED
-            trail.count(
-                malformed=int(malformed), calls=int(not malformed), failed_calls=int(failed)
-            )
+            trail.tally.malformed += malformed
+            trail.tally.calls += not malformed
+            trail.tally.failed_calls += called.outcome == tool_functions.FAILED
             return harmless(called.text, _MARKS) or NO_RESULT
         if call.name == GET:
             doc_id = call.arguments["doc_id"].strip()
@@ -203,30 +202,19 @@ class _Trail:
     """What was asked for and seen in one episode."""
 
     def __init__(self) -> None:
-        self._counts = Counter[str]()
+        self.tally = episode.ToolTally()
         self._seen: dict[str, None] = {}
         self._asked: set[episode.Look | episode.Open] = set()
-
-    @property
-    def tally(self) -> episode.ToolTally:
-        flags = {name: bool(self._counts[name]) for name in ("completed", "truncated")}
-        counts: dict[str, Any] = {**self._counts, **flags}
-        return episode.ToolTally(**counts)
-
-    def count(self, **more: int) -> None:
-        self._counts.update(more)
 
     def read(
         self, step: episode.Look | episode.Open
     ) -> episode.Steps[tuple[episode.Document, ...]]:
         """The documents of a search, or the one that is opened; () if there is none."""
-        searches = isinstance(step, episode.Look)
         asked = episode.Look(step.query.casefold(), 0) if isinstance(step, episode.Look) else step
-        self.count(repeated=int(asked in self._asked))
+        self.tally.repeated += asked in self._asked
         self._asked.add(asked)
-        reply = yield from episode.ask(step)
-        documents = reply if searches else () if reply is None else (reply,)
-        self.count(searches=int(searches))
+        documents = yield from episode.ask(step)
+        self.tally.searches += isinstance(step, episode.Look)
         self._seen |= dict.fromkeys(each.id for each in documents)
         return documents
 

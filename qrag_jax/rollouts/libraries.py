@@ -42,24 +42,24 @@ class CorpusLibrary:
         found = dict(zip(most, self.searched.search(list(most), max(most.values())), strict=True))
         return [
             tuple(
-                self._document(task, Passage(hit.id, hit.text, hit.title), hit.score)
+                self._document(Passage(hit.id, hit.text, hit.title), hit.score)
                 for hit in found[step.query][: step.most]
             )
-            for task, step in asked
+            for _, step in asked
         ]
 
-    def open(self, task: ToolTask, step: Open) -> Document | None:
-        return next(iter(self.named(task, (step.doc_id,))), None)
+    def open(self, task: ToolTask, step: Open) -> tuple[Document, ...]:
+        return self.named((step.doc_id,))
 
-    def named(self, task: ToolTask, names: Sequence[str]) -> tuple[Document, ...]:
+    def named(self, names: Sequence[str]) -> tuple[Document, ...]:
         """The passages of these names, in their order, without those that are not there."""
         numbers = self.corpus.numbers(names)
         passages = self.corpus.passages(numbers[numbers != NONE])
-        return tuple(self._document(task, each) for each in passages)
+        return tuple(map(self._document, passages))
 
-    def _document(self, task: ToolTask, each: Passage, score: float = 0.0) -> Document:
+    def _document(self, each: Passage, score: float = 0.0) -> Document:
         text = document_text(each.title, each.text, self.clean)
-        return Document(each.name, each.title, text, each.name in task.gold, score)
+        return Document(each.name, each.title, text, score=score)
 
 
 def on_corpus(tasks: Iterable[ToolTask], corpus: StoredCorpus) -> list[ToolTask]:
@@ -175,14 +175,9 @@ class RemoteLibrary:
         """The documents of each search, best first; a search that failed is a `Failure`."""
         wanted = [(step.query, step.most, self.until(task)) for task, step in asked]
         return [
-            found
-            if isinstance(found, Failure)
-            else tuple(Document(each, "", "", each in task.gold) for each in found)
-            for (task, _), found in zip(asked, self.engine.search(wanted), strict=True)
+            found if isinstance(found, Failure) else tuple(Document(each, "", "") for each in found)
+            for found in self.engine.search(wanted)
         ]
-
-    def open(self, task: ToolTask, step: Open) -> Failure:
-        return Failure("request", f"{self.engine.title} is searched here, and gives no texts.", 0)
 
     def digest(self, task: ToolTask) -> str:
         """Names all that decides what a query of this question finds, and no key."""
@@ -201,8 +196,8 @@ class OwnLibrary:
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
         return self.retriever.find([(s.query, s.most, task.documents) for task, s in asked])
 
-    def open(self, task: ToolTask, step: Open) -> Document | None:
-        return next((each for each in task.documents if each.id == step.doc_id), None)
+    def open(self, task: ToolTask, step: Open) -> tuple[Document, ...]:
+        return tuple(each for each in task.documents if each.id == step.doc_id)
 
 
 # ---------------------------------------------------------------- searches that were done before
@@ -242,17 +237,4 @@ class KeptResults:
                     self._kept.move_to_end(key)
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
-        return [_for_task(task, found[key]) for key, (task, _) in zip(keys, asked, strict=True)]
-
-    def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
-        return self.library.open(task, step)
-
-
-def _for_task(
-    task: ToolTask, found: tuple[Document, ...] | Failure
-) -> tuple[Document, ...] | Failure:
-    """Whether a document is relevant is the task's matter, not the search's."""
-    if isinstance(found, Failure):
-        return found
-    gold = set(task.gold)
-    return tuple(each._replace(is_supporting=each.id in gold) for each in found)
+        return [found[key] for key in keys]

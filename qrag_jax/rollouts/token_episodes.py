@@ -76,8 +76,8 @@ class Library(Protocol):
         """The documents of each search, best first."""
         ...
 
-    def open(self, task: ToolTask, step: Open) -> Document | Failure | None:
-        """One document; None if there is none."""
+    def open(self, task: ToolTask, step: Open) -> tuple[Document, ...] | Failure:
+        """One document; () if there is none. Called if the agent's tools open documents."""
         ...
 
 

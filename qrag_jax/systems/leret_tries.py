@@ -97,7 +97,7 @@ def state_after(state: QueryState, tried: Try, library: CorpusLibrary) -> QueryS
     known = {passage.id: passage for passage in state.pool}
     scores = dict(tried.found)
     new = [name for name in tried.pool if name not in known]
-    for passage in library.named(state, new):
+    for passage in library.named(new):
         known[passage.id] = passage._replace(score=scores[passage.id])
     return state.after(tuple(known[name] for name in tried.pool))
 

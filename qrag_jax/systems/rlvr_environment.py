@@ -84,7 +84,6 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
             "turns": env.max_turns,
             "tokens": env.max_tokens,
             "turn_tokens": config.tools.turn_tokens,
-            "temperature": config.sampling.temperature,
         },
         "tasks": env.tasks,
         "endless": ENDLESS,
@@ -245,7 +244,7 @@ class EnvironmentRlvr(ToolSystem):
             parts = {**ended.parts, REWARD: ended.reward}
             if REWARD in ended.parts:  # a part has the name of the whole
                 parts[f"{REWARD}_part"] = ended.parts[REWARD]
-            facts |= {"answer": "", "stop": ended.stop, "outside": ended.outside}
+            facts |= {"answer": "", "stop": ended.stop}
         at = task.number, member, episode.attempts
         return TokenTrajectory(*at, episode.segments, episode.status, parts, facts)
 

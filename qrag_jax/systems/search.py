@@ -168,7 +168,7 @@ def _served(task: ToolTask, hits: Sequence[Mapping[str, Any]]) -> tuple[Document
         title = title.strip('"')
         name = gold.get(letters(whole := document_text(title, text, True)))
         place = name or f"passage {hit['document'].get('id', whole)}"
-        found.append(Document(place, title, whole, name is not None, hit["score"]))
+        found.append(Document(place, title, whole, score=hit["score"]))
     return tuple(found)
 
 
@@ -257,10 +257,6 @@ class Collections:
             if places:
                 found |= zip(places, library.look([asked[n] for n in places]), strict=True)
         return [found.get(n, ()) for n in range(len(asked))]
-
-    def open(self, task: Any, step: Open) -> Document | Failure | None:
-        """The document of this id in the task's collection; None if there is none."""
-        return self.by_name[task.collection].open(task, step) if self.has(task) else None
 
     def digest(self, task: RewriteTask) -> str:
         return self.by_name[task.collection].corpus.digest if self.has(task) else "nothing"

@@ -46,7 +46,7 @@ def play(given: dict[str, Any], asked: dict[str, Any]) -> None:
 
     def fails(cause: str, message: str = "") -> None:
         failure = {"cause": cause, "message": message or f"the environment is {cause}"}
-        say("played", episode=episode, seconds=0.0, failure=failure)
+        say("played", episode=episode, failure=failure)
 
     content: Any = f"Question {task}?"
     if does == "image":
@@ -81,7 +81,7 @@ def play(given: dict[str, Any], asked: dict[str, Any]) -> None:
     reward = (len(second["ids"]) + task) % 5 / 4
     record = {"traces": [{"rewards": {"reward": {"score": reward}}}]}
     values = {"reward": reward, "parts": {"half": reward / 2}, "record": record, "nodes": nodes}
-    return say("played", episode=episode, seconds=0.0, stop="done", truncated=False, **values)
+    return say("played", episode=episode, stop="done", truncated=False, **values)
 
 
 def first_time(mark: str) -> bool:

@@ -130,7 +130,7 @@ def test_a_service_has_no_queries_made_here_and_is_not_asked(load: Load, tmp_pat
         )
         assert not server.calls
         (found,) = inputs.library.look([(inputs.train[0], Look("a", 5))])
-        assert [each.is_supporting for each in found] == [True]  # type: ignore[union-attr]
+        assert [each.id for each in found] == ["17"]  # type: ignore[union-attr]
 
 
 def test_made_queries_are_demonstrated_by_those_of_the_corpus(made: TokenInputs) -> None:

@@ -8,7 +8,7 @@ The program says:
     opened  version, tasks, prompts, digest, code
     refused message: one sentence; the program ends
     turn    call, episode, messages, tools, before, tail, sampling: sample a turn
-    played  episode, reward, parts, stop, truncated, failure, nodes, record, seconds
+    played  episode, reward, parts, stop, truncated, failure, nodes, record
 """
 
 from __future__ import annotations

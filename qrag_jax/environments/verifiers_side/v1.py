@@ -14,7 +14,6 @@ import itertools
 import json
 import math
 import sys
-import time
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
@@ -118,7 +117,7 @@ class TasksetPlayer:
         return self._environment.serving()
 
     async def play(self, asked: Mapping[str, Any]) -> None:
-        episode, began = asked["episode"], time.monotonic()
+        episode = asked["episode"]
         self._clocks[episode] = clock = Clock(self._asked["limits"]["seconds"])
         try:
             found = await clock.bounded(self._played(asked, episode))
@@ -129,7 +128,7 @@ class TasksetPlayer:
             found = {"failure": {"cause": "own_code", "message": message}}
         finally:
             del self._clocks[episode]
-        self._link.say("played", episode=episode, seconds=time.monotonic() - began, **found)
+        self._link.say("played", episode=episode, **found)
 
     async def _played(self, asked: Mapping[str, Any], episode: int) -> dict[str, Any]:
         sampling = {"max_tokens": self._asked["limits"]["turn_tokens"]}
