@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,9 +17,9 @@ from typing import Any, NamedTuple
 from qrag_jax.data.sample import Draw
 from qrag_jax.environments.queries import Example, Pool, QueryPrompt, QueryState, Variant, key_of
 from qrag_jax.errors import Count, InputError, Natural
-from qrag_jax.runtime.bounded_json import typed
+from qrag_jax.runtime.bounded_json import load, typed
 from qrag_jax.runtime.config_fields import internal
-from qrag_jax.runtime.whole_files import write_whole
+from qrag_jax.runtime.whole_files import reading, write_json
 
 NAME = "few_shot.json"
 _STREAM = 4  # of `Draw`; 0 to 3 draw questions, demonstrations and their styles
@@ -225,17 +224,13 @@ class FewShotPrompts:
 
 
 def write_few_shot(path: Path, prompts: FewShotPrompts) -> None:
-    write_whole(path, json.dumps(dataclasses.asdict(prompts), indent=1, ensure_ascii=False) + "\n")
+    write_json(path, dataclasses.asdict(prompts))
 
 
 def read_few_shot(path: Path, template: str) -> FewShotPrompts:
     """Reads what `write_few_shot` wrote; `template`: fingerprint of the prompt that is in use."""
-    try:
-        prompts = typed(FewShotPrompts, json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError) as error:
-        raise InputError(
-            f"{path} cannot be read ({error}); remove it, and make the prompts again."
-        ) from None
+    with reading(path, "remove it, and make the prompts again"):
+        prompts = typed(FewShotPrompts, load(path))
     if prompts.template != template:
         raise InputError(
             f"{path} is for another prompt ({prompts.template:.60}, not {template}); make it again."

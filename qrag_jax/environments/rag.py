@@ -14,6 +14,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import re
@@ -24,6 +25,7 @@ from typing import Any, ClassVar, NamedTuple
 from qrag_jax.data.sample import Decomposition, Passage
 from qrag_jax.environments import episode
 from qrag_jax.environments.episode import Hop, Limits, Steps, Task, Unplayable, line_of
+from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Failure, reads_by
 from qrag_jax.llm.text.extraction import bare_line, last_object
 from qrag_jax.llm.text.generation import Generation
@@ -450,16 +452,22 @@ class OwnAgent(SearchingAgent):
 
     @classmethod
     def load(cls, path: str, limits: Limits) -> OwnAgent:
-        return cls(own_code.load(path, PATH, _TAKES), limits)
+        code = own_code.load(path, PATH, _TAKES)
+        if not inspect.isgeneratorfunction(code.function):
+            raise InputError(f"{PATH} is {path}, which is no generator; yield the searches.")
+        return cls(code, limits)
 
     def answer(self, task: Task, trail: Trail) -> Steps[str]:
-        most, texts, last = self.limits.max_hops, None, ""
-        steps = self._run(self.code.function, question=task.question, max_searches=most)
-        if not inspect.isgenerator(steps):
-            raise self._wrong(f"gave {steps!r:.60}, no generator; yield the searches")
-        try:
+        most, texts, last, ended = self.limits.max_hops, None, "", False
+        steps = self.code.function(question=task.question, max_searches=most)
+        with contextlib.closing(steps):
             while True:
-                ended, given = self._run(_sent, steps, texts)
+                try:
+                    given = steps.send(texts)
+                except StopIteration as end:
+                    ended, given = True, end.value
+                except (Exception, SystemExit) as error:
+                    raise self._wrong(f"raised {own_code.reason_of(error)}") from error
                 if ended and not isinstance(given, str):
                     raise self._wrong(f"returned {given!r:.60}, no text")
                 # The answer is also what the last passages say.
@@ -472,8 +480,6 @@ class OwnAgent(SearchingAgent):
                     raise self._wrong(f"searched more than {most} times (config.agent.max_hops)")
                 last, passages = query, (yield from trail.search(query))
                 texts = [*map(line_of, passages)]
-        finally:
-            steps.close()
 
     def _asked(self, given: Any) -> tuple[str, str]:
         """The text to search for, and what the passages before say."""
@@ -482,20 +488,5 @@ class OwnAgent(SearchingAgent):
             raise self._wrong(f"yielded {given!r:.60}, no text to search for")
         return query, read
 
-    def _run(self, function: Callable[..., Any], *values: Any, **named: Any) -> Any:
-        """Calls what runs the user's code; what that raises ends the episode."""
-        try:
-            return function(*values, **named)
-        except (Exception, SystemExit) as error:
-            raise self._wrong(f"raised {own_code.reason_of(error)}") from error
-
     def _wrong(self, what: str) -> Unplayable:
         return Unplayable(episode.OWN_CODE, f"{self.code.spec} {what}.")
-
-
-def _sent(steps: Any, texts: list[str] | None) -> tuple[bool, Any]:
-    """Whether the generator has ended, and what it yields or returns."""
-    try:
-        return False, steps.send(texts)
-    except StopIteration as end:
-        return True, end.value

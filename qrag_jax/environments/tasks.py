@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -50,23 +51,16 @@ class TasksConfig:
 def tasks_of(samples: Iterable[Sample], config: TasksConfig | None = None) -> list[ToolTask]:
     """The tasks of all questions within the limits of hops."""
     config = config or TasksConfig()
-    tasks: dict[str, ToolTask] = {}
-    fewest, most = 0, 0
-    for each in samples:
-        task = task_of(each, config)
-        fewest, most = min(fewest or task.hops, task.hops), max(most, task.hops)
-        if task.hops < config.min_hops or 0 < config.max_hops < task.hops:
-            continue
-        if task.id in tasks:
-            raise InputError(
-                f"the question {task.id!r} is there twice; name parts of data that do not overlap."
-            )
-        tasks[task.id] = task
+    every = [task_of(each, config) for each in samples]
+    fewest, most = config.min_hops, config.max_hops or math.inf
+    tasks = [task for task in every if fewest <= task.hops <= most]
     if not tasks:
+        hops = sorted(task.hops for task in every) or [0]
         raise InputError(
-            f"no question has config.tasks.min_hops to max_hops hops; they have {fewest} to {most}."
+            f"no question has config.tasks.min_hops to max_hops hops; they have {hops[0]} to "
+            f"{hops[-1]}."
         )
-    return list(tasks.values())
+    return tasks
 
 
 def task_of(sample: Sample, config: TasksConfig | None = None) -> ToolTask:

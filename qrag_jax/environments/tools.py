@@ -71,12 +71,6 @@ class ToolAgent:
     functions: tuple[Mapping[str, Any], ...] = ()
 
     def __post_init__(self) -> None:
-        unknown = [name for name in self.tools if name not in TOOLS]
-        if unknown or COMPLETE not in self.tools or len(set(self.tools)) < len(self.tools):
-            raise InputError(
-                f"config.tools.tools is {', '.join(self.tools) or 'empty'}; name some of "
-                f"{', '.join(TOOLS)}, each once, and {COMPLETE} among them."
-            )
         if taken := [name for name in self._functions if name in TOOLS]:
             raise InputError(
                 f"{tool_functions.PATH} has a function {taken[0]}, which is the name of a tool of "

@@ -5,12 +5,18 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from qrag_jax.data.sample import Passage, Sample
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
-from qrag_jax.environments.queries import BY_PASSAGE, BY_TITLE, QueryState, normalised_title
+from qrag_jax.environments.queries import (
+    BY_PASSAGE,
+    BY_TITLE,
+    QueryState,
+    RewriteTask,
+    normalised_title,
+)
 from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
@@ -91,11 +97,6 @@ def states_on(
         by: one of `queries.KEYS`, by which `queries.key_of` keys what is found, too.
         max_missing_share: of the questions, those of which the corpus may lack a gold page.
     """
-    if not questions:
-        raise InputError(
-            "there is no question to search for; name parts of data that have some in "
-            "config.questions."
-        )
     what, other = ("title", BY_PASSAGE) if by == BY_TITLE else ("text", BY_TITLE)
     for question in questions:
         for page in question.gold:
@@ -168,20 +169,18 @@ class RemoteLibrary:
     """See `token_episodes.Library`. Documents have ids, and neither title, text nor score."""
 
     engine: RemoteEngine  # the service
-    # the last day that the date of a question's documents may be, as "YYYY-MM-DD"; "": no limit
-    until: Callable[[ToolTask], str]
 
-    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
+    def look(self, asked: Sequence[tuple[Any, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first; a search that failed is a `Failure`."""
-        wanted = [(step.query, step.most, self.until(task)) for task, step in asked]
+        wanted = [(step.query, step.most, task.until) for task, step in asked]
         return [
             found if isinstance(found, Failure) else tuple(Document(each, "", "") for each in found)
             for found in self.engine.search(wanted)
         ]
 
-    def digest(self, task: ToolTask) -> str:
+    def digest(self, task: RewriteTask) -> str:
         """Names all that decides what a query of this question finds, and no key."""
-        return f"{self.engine.digest} until={self.until(task) or 'open'}"
+        return f"{self.engine.digest} until={task.until or 'open'}"
 
 
 # ---------------------------------------------------------------- a question's own documents

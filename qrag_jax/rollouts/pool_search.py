@@ -10,8 +10,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -23,6 +23,7 @@ from qrag_jax.llm.text.prompts import least, one_line
 from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.plackett_luce import NOTHING, PlackettLuceConfig
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries, VectorIndex, padded_batch
+from qrag_jax.runtime.bounded_json import plain, typed
 
 if TYPE_CHECKING:
     from qrag_jax.retrieval.towers import RowEncoder
@@ -116,11 +117,12 @@ class Ask(NamedTuple):
 class Drawn(NamedTuple):
     """What the policy did in one search."""
 
-    row: np.ndarray  # int32, the token ids of the state
-    # int64 `[K]`, the passages' numbers, best first; `NONE` where there are no more
-    pool: np.ndarray
-    vectors: np.ndarray  # float32 `[K, D]`, theirs; 0 where there is none
-    actions: np.ndarray  # int32 `[k]`, places in the pool in the order drawn, then `NOTHING`
+    row: Annotated[np.ndarray, np.int32]  # the token ids of the state
+    # `[K]`, the passages' numbers, best first; `NONE` where there are no more
+    pool: Annotated[np.ndarray, np.int64]
+    vectors: Annotated[np.ndarray, np.float32]  # `[K, D]`, theirs; 0 where there is none
+    # `[k]`, places in the pool in the order drawn, then `NOTHING`
+    actions: Annotated[np.ndarray, np.int32]
     log_prob: float  # of the ordered draw
     names: tuple[str, ...]  # the ids of the passages drawn
 
@@ -257,27 +259,20 @@ def hop_batch(
     return HopBatch(**arrays)
 
 
-def saved(episode: Rewarded) -> dict[str, Any]:
-    """What was done in an episode and its rewards, as JSON."""
-    searches = [
-        {name: getattr(each, name).tolist() for name in ("row", "pool", "actions")}
-        | {"log_prob": each.log_prob}
-        for each in episode.searches
-    ]
-    whole = None if episode.episode is None else [*map(float, episode.episode)]
-    hops = [[*map(float, rewards)] for rewards in episode.hops]
-    return {"searches": searches, "episode": whole, "hops": hops}
+def saved(episode: Rewarded) -> Any:
+    """What was done in an episode and its rewards, as JSON; the index has the vectors."""
+    none = np.zeros(0, np.float32)
+    searches = [each._replace(vectors=none) for each in episode.searches]
+    return plain(episode._replace(searches=searches))
 
 
-def restored(kept: Mapping[str, Any], vectors: Callable[[np.ndarray], np.ndarray]) -> Rewarded:
+def restored(kept: Any, vectors: Callable[[np.ndarray], np.ndarray]) -> Rewarded:
     """The inverse of `saved`; `vectors` gives float32 `[n, D]` of passages by their numbers."""
-    searches = []
-    for each in kept["searches"]:
-        pool = np.array(each["pool"], np.int64)
-        present = pool != NONE
-        known = vectors(pool[present])
-        found = np.zeros((len(pool), known.shape[1]), np.float32)
+    episode, searches = typed(Rewarded, kept), []
+    for each in episode.searches:
+        present = each.pool != NONE
+        known = vectors(each.pool[present])
+        found = np.zeros((len(present), known.shape[1]), np.float32)
         found[present] = known
-        row, actions = np.array(each["row"], np.int32), np.array(each["actions"], np.int32)
-        searches.append(Drawn(row, pool, found, actions, each["log_prob"], ()))
-    return Rewarded(searches, kept["episode"], kept["hops"])
+        searches.append(each._replace(vectors=found))
+    return episode._replace(searches=searches)

@@ -50,7 +50,7 @@ from qrag_jax.rollouts import trajectories
 from qrag_jax.rollouts.pool_search import Ask, Drawn, Found
 from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.bounded_json import typed
+from qrag_jax.runtime.bounded_json import plain, typed
 from qrag_jax.runtime.interrupt import LOOK_EVERY
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ class Start(NamedTuple):
 
 
 class Episode(NamedTuple):
-    ended: Ended  # how it ended; a `Failed` has no reward
+    ended: Ended | Searched  # how it ended; a `Failed` has no reward
     segments: tuple[trajectories.Segment, ...]  # what the policy said and read in the last attempt
     attempts: int  # how often it was played
     searches: tuple[Drawn, ...] = ()  # those of the policy in the last attempt
@@ -233,8 +233,7 @@ class AgentRollout(Schedule):
         self, start: Start, attempt: int, step: Complete
     ) -> Generator[Future[list[Outcome]], list[Outcome], Outcome]:
         """Asks the model, unless an episode of the group has asked the same."""
-        if self._model is None:
-            raise InputError("config.agent asks a language model, and config.llm names none.")
+        assert self._model is not None
         request = step.request
         if attempt > 1:  # another seed, and so another reply
             request = dataclasses.replace(request, seed=(request.seed or 0) + attempt - 1)
@@ -322,23 +321,6 @@ def facts_of(ended: Ended) -> Mapping[str, Any]:
 
 # ---------------------------------------------------------------- episodes of all hosts
 
-_KINDS: dict[str, type] = {kind.__name__: kind for kind in (Closed, Failed, Searched)}
-
-
-def to_json(episode: Episode) -> list[Any]:
-    """An episode without its searches as JSON values; `from_json` reads it, to the last bit."""
-    ended = dataclasses.asdict(episode.ended)
-    if isinstance(episode.ended, Searched):
-        ended["found"] = [document._asdict() for document in episode.ended.found]
-    segments = [[turn.to_json() for turn in segment] for segment in episode.segments]
-    return [type(episode.ended).__name__, ended, segments, episode.attempts]
-
-
-def from_json(saved: Sequence[Any]) -> Episode:
-    kind, ended, segments, attempts = saved
-    turns = tuple(tuple(map(trajectories.Turn.from_json, row)) for row in segments)
-    return Episode(typed(_KINDS[kind], ended), turns, attempts)
-
 
 def played_by_all(
     starts: Sequence[Start], play: Callable[[Sequence[Start]], list[Episode]]
@@ -353,8 +335,8 @@ def played_by_all(
     # Neighbours stay together: those of a group have one prompt, which is read once.
     part = starts[len(starts) * index // count : len(starts) * (index + 1) // count]
     own: list[Episode] = hosts.all_or_none(lambda: play(part) if part else [])
-    parts = hosts.values_of_each([*map(to_json, own)])
-    return [from_json(saved) for episodes in parts for saved in episodes]
+    parts = hosts.values_of_each(plain(own))
+    return [typed(Episode, saved) for episodes in parts for saved in episodes]
 
 
 # ---------------------------------------------------------------- episodes of a script

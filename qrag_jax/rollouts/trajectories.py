@@ -17,7 +17,9 @@ import numpy as np
 
 from qrag_jax.errors import Count, Weight, one_of
 from qrag_jax.llm.outcomes import Failure
+from qrag_jax.runtime.bounded_json import plain, typed
 
+Ids = Annotated[np.ndarray, np.int32]
 DONE, TRUNCATED = "done", "truncated"
 REWARD = "reward"  # the whole reward, next to its parts
 MASKED, SCORED = TREATMENTS = ("masked", "scored")
@@ -89,29 +91,14 @@ class SamplingConfig:
 class Turn:
     """One turn of the model."""
 
-    # int32, the ids before it that it did not sample: a prompt, a tool's result
-    observed: np.ndarray
-    sampled: np.ndarray  # int32, the ids that it sampled
-    # float32, of these by the distribution that they were drawn from, in nats
-    log_probs: np.ndarray
+    observed: Ids  # the ids before it that it did not sample: a prompt, a tool's result
+    sampled: Ids  # the ids that it sampled
+    # of these by the distribution that they were drawn from, in nats
+    log_probs: Annotated[np.ndarray, np.float32]
     finish: str  # "stop", or "length" if it was cut off
     version: str = ""  # of the weights that sampled it; "" where there is one version only
 
-    def to_json(self) -> dict[str, Any]:
-        """The turn as JSON values; `from_json` reads it, to the last bit."""
-        # A float32 is exact as a float64.
-        arrays = {name: getattr(self, name).tolist() for name in _ARRAYS}
-        return arrays | {"finish": self.finish, "version": self.version}
 
-    @classmethod
-    def from_json(cls, saved: Mapping[str, Any]) -> Turn:
-        arrays: dict[str, Any] = {
-            name: np.array(saved[name], kind) for name, kind in _ARRAYS.items()
-        }
-        return cls(**{**saved, **arrays})
-
-
-_ARRAYS: dict[str, type] = {"observed": np.int32, "sampled": np.int32, "log_probs": np.float32}
 Segment = tuple[Turn, ...]
 
 
@@ -135,17 +122,11 @@ class TokenTrajectory:
         """Whether it has no reward."""
         return self.status not in (DONE, TRUNCATED)
 
-    def to_json(self) -> dict[str, Any]:
-        """The trajectory as JSON values; `from_json` reads it, to the last bit."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return fields | {
-            "segments": [[turn.to_json() for turn in segment] for segment in self.segments]
-        }
+    to_json = plain
 
     @classmethod
     def from_json(cls, saved: Mapping[str, Any]) -> TokenTrajectory:
-        segments = tuple(tuple(map(Turn.from_json, segment)) for segment in saved["segments"])
-        return cls(**{**saved, "segments": segments})
+        return typed(cls, saved)
 
 
 class TokenBatch(NamedTuple):

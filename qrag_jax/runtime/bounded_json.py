@@ -66,10 +66,28 @@ def typed(kind: type[T], value: Any, place: str = "") -> T:
     """A value of this kind, made of one that `parsed` gave, or that a config has.
 
     Lists become tuples, and objects dataclasses or named tuples, where the kind has these. Fields
-    with a default may be missing. A whole number is a number, too; true and false are none; minus
-    infinity is one, for a threshold that nothing misses. `place` is the value's name, for messages.
+    with a default may be missing. `Annotated[np.ndarray, np.int32]` is an array of numbers. A whole
+    number is a number, too; true and false are none; minus infinity is one, for a threshold that
+    nothing misses. `place` is the value's name, for messages.
     """
     return typing.cast(T, _of(kind, value, place))
+
+
+def plain(value: Any) -> Any:
+    """The value as JSON values, of which `typed` makes it again, to the last bit.
+
+    Records become objects and arrays lists; a float32 is exact as a float64.
+    """
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if dataclasses.is_dataclass(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: plain(getattr(value, name)) for name in names}
+    if hasattr(value, "_asdict"):
+        value = value._asdict()
+    if isinstance(value, Mapping):
+        return {key: plain(each) for key, each in value.items()}
+    return [plain(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def shown(value: Any) -> str:
@@ -95,7 +113,11 @@ def _no_number(name: str) -> Any:
 def _of(kind: Any, value: Any, place: str) -> Any:
     if kind is Any:
         return value
-    if hasattr(kind, "__metadata__"):  # with rules (`errors.Rule`)
+    if hasattr(kind, "__metadata__"):  # with rules (`errors.Rule`), or an array's type
+        if isinstance(kind.__metadata__[0], type):
+            import numpy as np  # which a tool's process does without
+
+            return np.array(value, kind.__metadata__[0])
         found = _of(kind.__origin__, value, place)
         for rule in kind.__metadata__:
             if not rule.holds(found):

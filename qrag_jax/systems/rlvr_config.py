@@ -14,7 +14,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.environments.tasks import TasksConfig
 from qrag_jax.environments.tool_functions import PATH as TOOLS_PATH
-from qrag_jax.environments.tools import COMPLETE, RETRIEVE
+from qrag_jax.environments.tools import COMPLETE, RETRIEVE, TOOLS
 from qrag_jax.errors import Count, InputError, Natural, Positive, Weight, one_of, some_of
 from qrag_jax.feedback.rubric import OWN_PATH, PARTS, Rubric, own_rubric
 from qrag_jax.learners.config import TokenGRPOConfig
@@ -84,7 +84,8 @@ SFT, GRPO = STAGES = ("sft", "grpo")
 
 @dataclasses.dataclass(frozen=True)
 class ToolsConfig(token_config.PlayedConfig):
-    tools: tuple[str, ...] = (RETRIEVE, COMPLETE)  # get_document is a further one
+    # get_document is a further one; complete must be there
+    tools: Annotated[tuple[str, ...], some_of(TOOLS)] = (RETRIEVE, COMPLETE)
     form: Annotated[str, one_of(FORMATS)] = HERMES  # how calls are written: hermes or llama
     prompt: str = "rlvr_tools"  # the first prompt: a name of ours, or a file .txt of your own
     # golden, bm25 (lexical), semantic, hybrid or interleaved
@@ -166,8 +167,10 @@ class RlvrConfig(token_config.TokenConfig):
         words = "and cannot search config.tools.corpus; use an encoder or bm25, and leave it empty"
         few = f"less than config.tools.top_n, {tools.top_n}; raise it"
         theirs = "and the tools of config.env.verifiers are its own; leave one of them empty"
+        no_end = f"and has no {COMPLETE}, by which an episode ends; name it, too"
         refuse(
             self,
+            (COMPLETE not in tools.tools, "tools.tools", no_end),
             (tools.most < tools.top_n, "tools.most", few),
             (tools.rerank_url and tools.encoder, "tools.rerank_url", one),
             (tools.rerank_url and tools.corpus, "tools.rerank_url", words),

@@ -11,7 +11,7 @@ import itertools
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 from qrag_jax.data.sample import letters
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
@@ -267,7 +267,7 @@ SearchLibrary = Collections | RemoteLibrary
 
 def open_remote(config: RemoteEngineConfig) -> RemoteLibrary:
     """The service on the web; nothing is asked yet."""
-    return RemoteLibrary(RemoteEngine(config), lambda task: cast(RewriteTask, task).until)
+    return RemoteLibrary(RemoteEngine(config))
 
 
 def open_collections(

@@ -314,11 +314,15 @@ def test_a_users_agent_searches_and_its_faults_break_the_episode(tmp_path: Path)
     for name, replies in {"raises": [OSLO], "endless": [OSLO, NORWAY]}.items():
         ended = played(agent(name), replies)[1]
         assert (ended.cause, f"{file}:{name}" in ended.message) == (OWN_CODE, True)
-    for name in ("plain", "empty", "never"):  # before its first search
+    for name in ("empty", "never"):  # before its first search
         with pytest.raises(StopIteration) as at_once:
             next(agent(name).play(TASK))
         assert at_once.value.value.cause == ("no_retrieval" if name == "never" else OWN_CODE)
-    for name, says in (("narrow", r"config\.agent\.path"), ("other", "other")):
+    for name, says in (
+        ("narrow", r"config\.agent\.path"),
+        ("plain", "no generator"),
+        ("other", "other"),
+    ):
         with pytest.raises(InputError, match=says):
             agent(name)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from configs import rlvr
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import (
     Closed,
@@ -27,6 +28,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES, LLAMA, ToolCall, write_call
+from qrag_jax.systems.rlvr_config import RlvrConfig
 from tests.environments.trying import BERG, OSLO, QUESTION, RAIN, episode_of
 
 TEXTS = ("J. R. R. Lake. It is ``deep''.", "Ada. ... sails.", "Untitled.")
@@ -87,11 +89,10 @@ def test_hops_are_filtered() -> None:
     samples = [question(number, hops) for number, hops in enumerate((4, 2, 3, 2, 4, 1))]
     some = tasks_of(samples, TasksConfig(min_hops=2, max_hops=3))
     assert [task.id for task in some] == ["q1", "q2", "q3"]
-    refused = [(samples, TasksConfig(min_hops=5), "min_hops"), ([question(1)] * 2, None, "'q1'")]
-    refused.append(([dataclasses.replace(SAMPLE, answers=())], None, "'q'"))
-    for given, config, named in refused:
-        with pytest.raises(InputError, match=named):
-            tasks_of(given, config)
+    with pytest.raises(InputError, match="min_hops"):
+        tasks_of(samples, TasksConfig(min_hops=5))
+    with pytest.raises(InputError, match="'q'"):
+        tasks_of([dataclasses.replace(SAMPLE, answers=())])
 
 
 TASK = ToolTask("q", QUESTION, ("Norway",), (BERG, OSLO, RAIN), 2)
@@ -189,8 +190,11 @@ def test_a_prompt_has_the_question_and_the_tools() -> None:
     offered = agent(tools=(RETRIEVE, GET, COMPLETE))
     texts = "".join(content for _, content in offered.opening(QUESTION))
     assert all(name in texts for name in (QUESTION, RETRIEVE, GET, COMPLETE, "final_answer"))
-    with pytest.raises(InputError, match=r"config\.tools\.tools"):
-        agent(tools=(RETRIEVE,))
+    for tools in (("complete", "complete"), ("retrieve_documents",), ("fly", "complete")):
+        config = rlvr.get_config("tiny")
+        config.tools.tools = tools
+        with pytest.raises(InputError, match=r"config\.tools\.tools"):
+            RlvrConfig.of(config)
     with pytest.raises(InputError, match=r"config\.tools\.path.*get_document"):
         agent(functions=({"function": {"name": GET}},))
     with pytest.raises(InputError, match="open_qa"):

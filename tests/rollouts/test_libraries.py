@@ -109,7 +109,6 @@ def test_gold_pages_are_known_by_title_or_by_passage(tmp_path: Path) -> None:
     for wrong, by, share, field in (
         (questions, BY_TITLE, 0.2, "max_missing_share"),
         ([asked("q", Passage(title="The Lake"))], BY_PASSAGE, 0.0, "gold_by"),
-        ([], BY_TITLE, 0.0, r"config\.questions"),
     ):
         with pytest.raises(InputError, match=field):
             states_on(wrong, corpus, by, share)

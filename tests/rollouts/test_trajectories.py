@@ -15,7 +15,7 @@ from qrag_jax.environments import queries
 from qrag_jax.environments.episode import Closed, Document, Ended, Failed, ToolTally
 from qrag_jax.rollouts.environment_play import segments_of
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape, token_blocks
-from qrag_jax.rollouts.token_episodes import Episode, from_json, to_json
+from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import (
     DONE,
     MASKED,
@@ -25,6 +25,7 @@ from qrag_jax.rollouts.trajectories import (
     Turn,
     token_batch,
 )
+from qrag_jax.runtime.bounded_json import plain, typed
 from tests.rollouts.token_setup import GROUPS, MEMBERS, made_batch, made_pairs
 
 PROMPT = [5, 6, 7, 8]
@@ -40,7 +41,7 @@ def turn(draw: np.random.Generator, observed: list[int], count: int, finish: str
     )
 
 
-def plain(turns: Sequence[Turn]) -> list[Any]:
+def values_of(turns: Sequence[Turn]) -> list[Any]:
     arrays = [(turn.observed, turn.sampled, turn.log_probs) for turn in turns]
     values = [[(array.dtype, array.tolist()) for array in each] for each in arrays]
     return [*zip(values, ((turn.finish, turn.version) for turn in turns), strict=True)]
@@ -88,15 +89,15 @@ def test_episodes_go_to_other_hosts_to_the_last_bit() -> None:
     draw = np.random.default_rng(0)
     segments = ((turn(draw, [1], 3), turn(draw, [], 2)), (turn(draw, [4, 4], 3, "length"),))
     for ended in ENDED:
-        result = from_json(json.loads(json.dumps(to_json(Episode(ended, segments, 2)))))
+        result = typed(Episode, json.loads(json.dumps(plain(Episode(ended, segments, 2)))))
         assert (result.ended, result.attempts) == (ended, 2)
-        assert [*map(plain, result.segments)] == [*map(plain, segments)]
+        assert [*map(values_of, result.segments)] == [*map(values_of, segments)]
 
 
 def test_trajectories_are_saved_to_the_last_bit() -> None:
     for item in episodes():
         again = TokenTrajectory.from_json(json.loads(json.dumps(item.to_json())))
-        assert [*map(plain, again.segments)] == [*map(plain, item.segments)]
+        assert [*map(values_of, again.segments)] == [*map(values_of, item.segments)]
         assert again.to_json() == item.to_json()
 
 
