@@ -66,23 +66,14 @@ class Tried(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class Solved:
-    """A try that prompts may show."""
-
-    question_id: str
-    hop: int
-    example: Example  # what is shown
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
 class Candidate:
     name: str  # unique over all rounds
-    shown: tuple[Solved, ...]  # its examples, of different questions, by hop
+    shown: tuple[Example, ...]  # of different questions, by hop
     score: float = 0.0  # mean average precision of its scored tries
 
     @property
     def variant(self) -> Variant:
-        return Variant(self.name, tuple(each.example for each in self.shown))
+        return Variant(self.name, self.shown)
 
 
 def split_questions(count: int, config: FewShotConfig) -> Split:
@@ -98,8 +89,8 @@ def split_questions(count: int, config: FewShotConfig) -> Split:
     return Split(tuple(shown), tuple(ranks), tuple(sorted(others)))
 
 
-def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
-    """The tries with full credit, each example once, in the order of the tries.
+def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Example]:
+    """The tries with full credit as examples, each once, in the order of the tries.
 
     A try at hop h of H has full credit if
 
@@ -117,7 +108,7 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
     best = collections.defaultdict[Any, float](float)
     for each, reward in scored:
         best[place(each.state)] = max(best[place(each.state)], reward)
-    found: dict[Example, Solved] = {}
+    found: dict[Example, None] = {}
     for each, reward in scored:
         state, pages = each.state, set(each.state.pages)
         pools = ({key_of(document, key) for document in pool} for pool in (state.pool, each.pool))
@@ -125,35 +116,34 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Solved]:
         on_course = after * hops >= len(pages) * min(state.hop, hops)
         if before < after and on_course and reward == best[place(state)]:
             passages = tuple(document.text for document in state.pool)
-            example = Example(state.question, passages, each.query)
-            found.setdefault(example, Solved(state.id, state.hop, example))
+            found[Example(state.question, passages, each.query, state.hop)] = None
     if not found:
         raise InputError(
             f"none of {len(scored)} scored tries has full credit; raise config.few_shot."
             "bootstrap_questions, or give a model or a search that finds more."
         )
-    return list(found.values())
+    return list(found)
 
 
 def drawn_candidates(
-    solved: Sequence[Solved], config: FewShotConfig, number: int
+    solved: Sequence[Example], config: FewShotConfig, number: int
 ) -> tuple[Candidate, ...]:
     """Draws different sets of examples; fewer than `config.candidates` if there are no more.
 
     In one set are different questions, and the hops in turn, as far as they have examples. Rounds
     are numbered from 1.
     """
-    questions = len({each.question_id for each in solved})
+    questions = len({each.question for each in solved})
     if questions < config.demonstrations:
         raise InputError(
             f"config.few_shot.demonstrations is {config.demonstrations}, and {questions} questions "
             "have a try with full credit; lower it, or raise bootstrap_questions."
         )
     draw = Draw(config.seed, _STREAM, number)
-    sets: dict[frozenset[Example], tuple[Solved, ...]] = {}
+    sets: dict[frozenset[Example], tuple[Example, ...]] = {}
     for _ in range(_PATIENCE * config.candidates):
         shown = _drawn_set(solved, config.demonstrations, draw)
-        sets.setdefault(frozenset(each.example for each in shown), shown)
+        sets.setdefault(frozenset(shown), shown)
         if len(sets) == config.candidates:
             break
     numbered = enumerate(sets.values(), 1)
@@ -197,16 +187,16 @@ def kept_variants(
     return tuple(kept)
 
 
-def _drawn_set(solved: Sequence[Solved], size: int, draw: Draw) -> tuple[Solved, ...]:
+def _drawn_set(solved: Sequence[Example], size: int, draw: Draw) -> tuple[Example, ...]:
     hops = sorted({each.hop for each in solved})
-    first, shown = draw.below(len(hops)), list[Solved]()
+    first, shown = draw.below(len(hops)), list[Example]()
     for place in range(size):
-        used = {each.question_id for each in shown}
-        unused = [each for each in solved if each.question_id not in used]
+        used = {each.question for each in shown}
+        unused = [each for each in solved if each.question not in used]
         hop = hops[(first + place) % len(hops)]
-        questions = collections.defaultdict[str, list[Solved]](list)
+        questions = collections.defaultdict[str, list[Example]](list)
         for each in [each for each in unused if each.hop == hop] or unused:
-            questions[each.question_id].append(each)
+            questions[each.question].append(each)
         shown.append(draw.choice(questions[draw.choice([*questions])]))
     return tuple(sorted(shown, key=lambda each: each.hop))
 

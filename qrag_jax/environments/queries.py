@@ -138,6 +138,7 @@ class Example:
     question: str
     passages: tuple[str, ...]  # texts of its pool, in order
     query: str
+    hop: int = dataclasses.field(default=1, compare=False)  # at which it was written
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -46,13 +46,8 @@ class Played(NamedTuple):
     ret: jax.Array  # `[B]`, discounted return of the episode
 
 
-class Episodes(NamedTuple):
-    """The same questions, played in several steps and by one look-up with the same encoder."""
-
-    multi_step: Played
-    single_step: Played
-
-
+# The same questions, played in several steps and by one look-up with the same encoder.
+Episodes = tuple[Played, Played]
 Play = Callable[[Params, EpisodeBatch], Episodes]
 
 
@@ -84,7 +79,7 @@ def make_play(
             return jax.vmap(discounted_return, (0, None))(feedback(batch, played), gamma)
 
         took_chunk = trajectory.valid & (trajectory.actions < chunks)  # STOP is not a chunk
-        return Episodes(
+        return (
             Played(trajectory.actions, took_chunk, trajectory.q, returns(trajectory)),
             Played(first, present, first_q, returns(looked_up)),
         )

@@ -33,54 +33,39 @@ class FactReward:
 
 
 def fact_feedback(
-    config: FactReward, *, stop_action: bool, needed: int | None = None
+    config: FactReward, *, stop_action: bool = False, needed: int | None = None
 ) -> Callable[[Any, Any], jax.Array]:
-    """Makes the reward function `(batch, trajectory) → rewards [B, T]`, see `ground_truth`.
+    """Makes the reward function `(batch, trajectory) → rewards [B, T]`.
 
-    With `stop_action` the last column of a batch is STOP.
+    It rewards the step that takes the last missing supporting fact, once per episode. The reward is
+    1, or with `penalize_extra_steps` `0.5 + 0.5·n_facts / (n_taken + 1e-5)`; every new fact adds
+    `per_fact_reward` (Q-RAG, arXiv 2511.07328, ground-truth feedback). A chunk that is no
+    supporting fact costs `step_cost`. So if there is a STOP action, which is worth 0, another step
+    pays only while a fact is likely to be found.
+
+    With `stop_action` the last column of a batch is STOP. `needed` is how many of the facts are
+    enough; None: all.
     """
 
     def rewards(batch: Any, trajectory: Any) -> jax.Array:
-        stop = batch.support.shape[1] - 1
-        stops = trajectory.actions == stop if stop_action else False
-        steps = trajectory.actions, trajectory.valid
-        return ground_truth(config, batch.support, *steps, needed=needed, stops=stops)
+        support, actions, valid = batch.support, trajectory.actions, trajectory.valid
+        hit = jnp.take_along_axis(support, actions, axis=1) & valid
+        facts = support.sum(axis=1, keepdims=True)
+        if needed is not None:
+            facts = jnp.minimum(facts, needed)
+        completes = hit & (jnp.cumsum(hit, axis=1) == facts)
+        reward = jnp.ones(actions.shape, jnp.float32)
+        if config.penalize_extra_steps:
+            taken = jnp.arange(1, actions.shape[1] + 1, dtype=jnp.float32)[None]
+            reward = 0.5 + 0.5 * facts.astype(jnp.float32) / (taken + 1e-5)
+        costs = valid & ~hit
+        if stop_action:
+            costs &= actions != support.shape[1] - 1
+        reward = jnp.where(completes, reward, 0.0)
+        reward += config.per_fact_reward * hit.astype(jnp.float32)
+        return reward - jnp.where(costs, config.step_cost, 0.0)
 
     return rewards
-
-
-def ground_truth(
-    config: FactReward,
-    support: jax.Array,
-    actions: jax.Array,
-    valid: jax.Array,
-    *,
-    needed: int | None = None,
-    stops: jax.Array | bool = False,
-) -> jax.Array:
-    """Rewards the step that takes the last missing supporting fact, once per episode.
-
-    The reward is 1, or with `penalize_extra_steps` `0.5 + 0.5·n_facts / (n_taken + 1e-5)`;
-    every new fact adds `per_fact_reward` (Q-RAG, arXiv 2511.07328, ground-truth feedback). A chunk
-    that is no supporting fact costs `step_cost`. So if there is a STOP action, which is worth 0,
-    another step pays only while a fact is likely to be found.
-
-    `support` `[B, C]` are the supporting facts, `actions` `[B, T]` chunks in the order taken,
-    `valid` and `stops` `[B, T]` steps that happened, and that took STOP. `needed` is how many of
-    the facts are enough; None: all. Rewards are `[B, T]`.
-    """
-    hit = jnp.take_along_axis(support, actions, axis=1) & valid
-    facts = support.sum(axis=1, keepdims=True)
-    if needed is not None:
-        facts = jnp.minimum(facts, needed)
-    found = jnp.cumsum(hit, axis=1)
-    completes = hit & (found == facts)
-    reward = jnp.ones(actions.shape, jnp.float32)
-    if config.penalize_extra_steps:
-        taken = jnp.arange(1, actions.shape[1] + 1, dtype=jnp.float32)[None]
-        reward = 0.5 + 0.5 * facts.astype(jnp.float32) / (taken + 1e-5)
-    reward = jnp.where(completes, reward, 0.0) + config.per_fact_reward * hit.astype(jnp.float32)
-    return reward - jnp.where(valid & ~hit & ~jnp.asarray(stops), config.step_cost, 0.0)
 
 
 # ---------------------------------------------------------------- weak labels

@@ -1,20 +1,6 @@
 """Rewards of an episode with tools: its answer, its searches, its citations and its form.
 
-Each part is in [0, 1]. With G the gold documents, S those in the tools' results, C those cited:
-
-| part | what |
-|---|---|
-| `em`, `f1` | the answer, by MuSiQue's metric (`metrics.answers`), over all gold answers |
-| `recall` | |S ∩ G| / |G|; 0 without gold documents |
-| `precision` | |S ∩ G| / |S|; 0 if nothing was seen |
-| `citation` | |C ∩ G| / |G|: recall, so that it is free to cite everything |
-| `citation_precision` | |C ∩ G| / |C|; 0 if nothing is cited |
-| `citation_f1` | the harmonic mean of the two before |
-| `format` | how many of the three fields of `complete` were given, over 3 |
-
-The three parts of citations are 1 where there are no gold documents. Without an answer, `em` and
-`f1` are 0.
-
+`score` measures the parts, and `Rubric` says what each is worth.
 """
 
 from __future__ import annotations
@@ -27,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated
 from qrag_jax.environments.episode import FIELDS, Closed, ToolTask
 from qrag_jax.errors import Positive, one_of
 from qrag_jax.metrics import answers
+from qrag_jax.runtime import own_code
+from qrag_jax.runtime.own_code import OwnCode
 
 if TYPE_CHECKING:
     from qrag_jax.feedback.rewards import Reward
-from qrag_jax.runtime import own_code
-from qrag_jax.runtime.own_code import OwnCode
 
 OF_ANSWER = ("em", "f1")
 PARTS = (
@@ -49,7 +35,11 @@ ANSWER, ALL = "answer", "all"
 
 
 def score(closed: Closed, task: ToolTask) -> dict[str, float]:
-    """Each of `PARTS` of one episode."""
+    """Each of `PARTS` of one episode, in [0, 1]; `Rubric` says what they are.
+
+    Without an answer `em` and `f1` are 0. Without gold documents `recall` and `precision` are 0,
+    and the three parts of citations 1.
+    """
     em, f1 = answers.musique(closed.answer, task.answers)
     if not closed.answer.strip():
         em = f1 = 0.0
@@ -81,13 +71,15 @@ class Rubric:
     are variants of configs/rlvr.py.
     """
 
-    em: float = 0.9  # weight of exact match of the answer; 0: a part does not count
-    f1: float = 1.0  # weight of the answer's F1
+    # Weight of exact match of the answer, by MuSiQue's metric; 0: a part does not count
+    em: float = 0.9
+    f1: float = 1.0  # weight of the answer's F1, likewise
     recall: float = 1.0  # weight of the share of gold documents that tools gave
     precision: float = 0.4  # weight of the share of gold ones among the documents that tools gave
-    citation: float = 0.6  # weight of the share of gold documents that are cited
+    # Weight of the share of gold documents that are cited, so that it is free to cite everything
+    citation: float = 0.6
     citation_precision: float = 0.0  # weight of the share of gold ones among those cited
-    citation_f1: float = 0.0  # weight of the harmonic mean of these two
+    citation_f1: float = 0.0  # weight of the harmonic mean of the two before
     format: float = 0.1  # weight of the share of the fields of the last call that were given
     # Factor by the number h of documents that the question needs: none (1), times_half (h/2),
     # times_half_up_to_1 (h/2, at most 1) or over (1/h)

@@ -40,12 +40,11 @@ class CorpusLibrary:
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first. Equal queries are searched once."""
-        most: dict[str, int] = {}
-        for _, step in asked:
-            most[step.query] = max(most.get(step.query, 0), step.most)
-        if not most:
+        if not asked:
             return []
-        found = dict(zip(most, self.searched.search(list(most), max(most.values())), strict=True))
+        queries = list(dict.fromkeys(step.query for _, step in asked))
+        hits = self.searched.search(queries, max(step.most for _, step in asked))
+        found = dict(zip(queries, hits, strict=True))
         return [
             tuple(
                 self._document(Passage(hit.id, hit.text, hit.title), hit.score)

@@ -124,12 +124,12 @@ class Drawn(NamedTuple):
     # `[k]`, places in the pool in the order drawn, then `NOTHING`
     actions: Annotated[np.ndarray, np.int32]
     log_prob: float  # of the ordered draw
-    names: tuple[str, ...]  # the ids of the passages drawn
+    passages: tuple[Passage, ...] = ()  # those drawn, which the agent sees
 
-
-class Found(NamedTuple):
-    passages: tuple[Passage, ...]  # what the agent sees
-    drawn: Drawn  # what the policy did
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The ids of the passages drawn."""
+        return tuple(passage.name for passage in self.passages)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -142,14 +142,14 @@ class PoolSearch:
     config: PlackettLuceConfig  # K, k and τ
     is_greedy: bool = False  # take the best k instead of drawing, as in evaluation
 
-    def __call__(self, asks: Sequence[Ask]) -> list[Found | Failure]:
+    def __call__(self, asks: Sequence[Ask]) -> list[Drawn | Failure]:
         """What is found for each; a `Failure` where not even the sub-query fits into a state."""
         texts = [self.states.text(ask.question, ask.step) for ask in asks]
         able = [(ask, text) for ask, text in zip(asks, texts) if not isinstance(text, Failure)]
         found = iter(self._found(*zip(*able)) if able else ())
         return [text if isinstance(text, Failure) else next(found) for text in texts]
 
-    def _found(self, asks: Sequence[Ask], texts: Sequence[str]) -> list[Found]:
+    def _found(self, asks: Sequence[Ask], texts: Sequence[str]) -> list[Drawn]:
         rows = self.states.rows(texts)
         queries = self.tower(rows)
         numbers = self.index.search(Queries(texts, queries), self.config.pool).numbers
@@ -170,10 +170,9 @@ class PoolSearch:
         for i, row in enumerate(rows):
             taken = numbers[i, actions[i][actions[i] != NOTHING]]
             passages = tuple(self.index.corpus.passages(taken))
-            names = tuple(passage.name for passage in passages)
             ids = np.array(row, np.int32)
-            drawn = Drawn(ids, numbers[i], pool[i], actions[i], float(log_probs[i]), names)
-            found.append(Found(passages, drawn))
+            drawn = Drawn(ids, numbers[i], pool[i], actions[i], float(log_probs[i]), passages)
+            found.append(drawn)
         return found
 
 
@@ -262,7 +261,7 @@ def hop_batch(
 def saved(episode: Rewarded) -> Any:
     """What was done in an episode and its rewards, as JSON; the index has the vectors."""
     none = np.zeros(0, np.float32)
-    searches = [each._replace(vectors=none) for each in episode.searches]
+    searches = [each._replace(vectors=none, passages=()) for each in episode.searches]
     return plain(episode._replace(searches=searches))
 
 

@@ -47,7 +47,7 @@ from qrag_jax.llm.outcomes import Failure, Outcome, Request
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import Scaffold
 from qrag_jax.rollouts import trajectories
-from qrag_jax.rollouts.pool_search import Ask, Drawn, Found
+from qrag_jax.rollouts.pool_search import Ask, Drawn
 from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.bounded_json import plain, typed
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 HOPELESS = (*PERMANENT, NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE)
 GATHER = 0.02  # seconds in which further searches may join a batch
 
-Search = Callable[[Sequence[Ask]], Sequence[Found | Failure]]
+Search = Callable[[Sequence[Ask]], Sequence[Drawn | Failure]]
 
 
 class Asks(Protocol):
@@ -180,8 +180,8 @@ class AgentRollout(Schedule):
                 reply = yield from self._completed(start, attempt, step)
             elif isinstance(step, Retrieve):
                 reply = yield Ask(start.task.question, step, key)
-                if isinstance(reply, Found):
-                    searches.append(reply.drawn)
+                if isinstance(reply, Drawn):
+                    searches.append(reply)
                     reply = reply.passages
             elif isinstance(step, Speak):
                 reply = yield from self._said(start, attempt, step.messages, talk, segments)

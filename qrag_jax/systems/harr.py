@@ -298,7 +298,7 @@ class Harr:
             is_greedy,
         )
 
-        def one_at_a_time(asks: Sequence[pool_search.Ask]) -> Sequence[pool_search.Found | Failure]:
+        def one_at_a_time(asks: Sequence[pool_search.Ask]) -> Sequence[pool_search.Drawn | Failure]:
             with self.device:
                 return search(asks)
 

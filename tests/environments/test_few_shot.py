@@ -23,13 +23,12 @@ def a_try(state: QueryState, query: str, found: Pool, reward: float | None) -> f
 
 
 def queries(*tries: few_shot.Tried, hops: int = 2) -> list[str]:
-    return [each.example.query for each in few_shot.full_credit(tries, hops, BY_PASSAGE)]
+    return [each.query for each in few_shot.full_credit(tries, hops, BY_PASSAGE)]
 
 
-def solved(question: int, hop: int = 1, query: str = "") -> few_shot.Solved:
+def solved(question: int, hop: int = 1, query: str = "") -> Example:
     passages = tuple(f"passage {place}" for place in range(hop - 1))
-    example = Example(f"question {question}?", passages, query or f"query {question} {hop}")
-    return few_shot.Solved(f"q{question}", hop, example)
+    return Example(f"question {question}?", passages, query or f"query {question} {hop}", hop)
 
 
 def ranks(*scores: float, name: str = "few_shot_1", query: str = "") -> tuple[Candidate, ...]:
@@ -45,7 +44,7 @@ MASKED = few_shot.Tried(STATE, "", (), None)
 
 def test_a_first_hop_with_full_credit() -> None:
     (found,) = few_shot.full_credit([BEST], 2, BY_PASSAGE)
-    assert found == few_shot.Solved("q", 1, Example(QUESTION, (), "Ada Berg"))
+    assert found == Example(QUESTION, (), "Ada Berg")
     # Found, but another try at the state did better: gold later in the order, or fewer pages.
     later = a_try(STATE, "birthplace", (RAIN, BERG), 0.25)
     assert queries(BEST, later, MASKED) == ["Ada Berg"]
@@ -60,7 +59,7 @@ def test_a_last_hop_needs_all_gold_pages() -> None:
     """From [Berg, Bergen]: with Oslo third, AP is (1 + 2/3) / 2."""
     all_found = a_try(LATER, "Oslo", (OSLO,), 5 / 6)
     (found,) = few_shot.full_credit([all_found], 2, BY_PASSAGE)
-    assert (found.hop, found.example) == (2, Example(QUESTION, (BERG.text, RAIN.text), "Oslo"))
+    assert (found.hop, found) == (2, Example(QUESTION, (BERG.text, RAIN.text), "Oslo"))
     assert queries(all_found, a_try(LATER, "Ada Berg", (BERG,), 0.5)) == ["Oslo"]  # nothing new
     half = a_try(STATE.after(()), "Oslo", (OSLO,), 0.5)
     assert queries(half, hops=4) == ["Oslo"]  # half of the pages at hop 2 of 4 is on course
@@ -80,7 +79,7 @@ def test_sets_are_drawn_of_different_questions_and_of_both_hops() -> None:
     candidates = few_shot.drawn_candidates(tries, CONFIG, 1)
     assert len({frozenset(each.shown) for each in candidates}) == len(candidates) == 12
     for each in candidates:
-        assert len({shown.question_id for shown in each.shown}) == 3
+        assert len({shown.question for shown in each.shown}) == 3
         assert {shown.hop for shown in each.shown} == {1, 2}
     for refused, named in (
         (lambda: few_shot.drawn_candidates(tries[:4], CONFIG, 1), "demonstrations"),

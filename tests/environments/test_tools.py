@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from configs import rlvr
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import (
     Closed,
@@ -28,7 +27,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES, LLAMA, ToolCall, write_call
-from qrag_jax.systems.rlvr_config import RlvrConfig
 from tests.environments.trying import BERG, OSLO, QUESTION, RAIN, episode_of
 
 TEXTS = ("J. R. R. Lake. It is ``deep''.", "Ada. ... sails.", "Untitled.")
@@ -190,11 +188,6 @@ def test_a_prompt_has_the_question_and_the_tools() -> None:
     offered = agent(tools=(RETRIEVE, GET, COMPLETE))
     texts = "".join(content for _, content in offered.opening(QUESTION))
     assert all(name in texts for name in (QUESTION, RETRIEVE, GET, COMPLETE, "final_answer"))
-    for tools in (("complete", "complete"), ("retrieve_documents",), ("fly", "complete")):
-        config = rlvr.get_config("tiny")
-        config.tools.tools = tools
-        with pytest.raises(InputError, match=r"config\.tools\.tools"):
-            RlvrConfig.of(config)
     with pytest.raises(InputError, match=r"config\.tools\.path.*get_document"):
         agent(functions=({"function": {"name": GET}},))
     with pytest.raises(InputError, match="open_qa"):

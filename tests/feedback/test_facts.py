@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,9 +18,14 @@ from qrag_jax.feedback.facts import (
     NOWHERE,
     WORDLESS,
     FactReward,
-    ground_truth,
+    fact_feedback,
     labelled,
 )
+
+
+def rewards_of(config: FactReward, support, actions, valid, **how: Any) -> np.ndarray:
+    batch, played = SimpleNamespace(support=support), SimpleNamespace(actions=actions, valid=valid)
+    return np.asarray(fact_feedback(config, **how)(batch, played))
 
 
 def by_loop(config: FactReward, support, actions, valid, needed: int | None) -> np.ndarray:
@@ -58,7 +64,7 @@ def test_random_episodes(penalize: bool, per_fact: float, needed: int | None) ->
     """The first chunks with the answer, if a number of them is enough, are rewarded once."""
     support, actions, valid = episodes(3)
     config = FactReward(penalize_extra_steps=penalize, per_fact_reward=per_fact)
-    result = np.asarray(ground_truth(config, support, actions, valid, needed=needed))
+    result = rewards_of(config, support, actions, valid, needed=needed)
     assert result.dtype == np.float32
     expected = by_loop(config, support, actions, valid, needed)
     np.testing.assert_allclose(result, expected, atol=1e-6)
@@ -75,8 +81,8 @@ def test_rewards_by_hand() -> None:
         (False, 0.1, [0, -0.1, 1, 0]),
     ):
         config = FactReward(penalize_extra_steps=penalized, step_cost=cost)
-        result = ground_truth(config, support, actions, valid, stops=actions == 5)
-        np.testing.assert_allclose(np.asarray(result)[0], expected, atol=1e-6)
+        result = rewards_of(config, support, actions, valid, stop_action=True)
+        np.testing.assert_allclose(result[0], expected, atol=1e-6)
 
 
 CHUNKS = ("Ada was born in Oslo.", "A party.", "OSLO, the capital", "Bergen is west.")
@@ -103,8 +109,8 @@ def test_the_best_return_is_that_of_all_plays(facts: int, settings: dict[str, fl
     fields: dict[str, Any] = {"pqn.gamma": 0.9, "env.max_steps": 3}
     for penalized in (True, False):
         own: dict[str, Any] = settings | {"penalize_extra_steps": penalized}
-        rewards = ground_truth(FactReward(**own), support, orders, np.ones(orders.shape, bool))
-        played = max((np.asarray(rewards) * 0.9 ** np.arange(orders.shape[1])).sum(1))
+        rewards = rewards_of(FactReward(**own), support, orders, np.ones(orders.shape, bool))
+        played = max((rewards * 0.9 ** np.arange(orders.shape[1])).sum(1))
         of_run = fields | {f"reward.{name}": value for name, value in own.items()}
         assert best_return(facts, of_run) == pytest.approx(played)
     stops = fields | {"env.stop_action": True, "reward.step_cost": 1}

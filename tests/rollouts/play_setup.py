@@ -16,7 +16,7 @@ from jax.sharding import Mesh
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments.chunks import state_width
-from qrag_jax.feedback.facts import FactReward, ground_truth
+from qrag_jax.feedback.facts import FactReward, fact_feedback
 from qrag_jax.learners import placement
 from qrag_jax.learners.config import PQNConfig
 from qrag_jax.learners.two_towers import PQNGradient, Towers
@@ -101,7 +101,7 @@ def target() -> dict:
 def feedback(batch: EpisodeBatch, trajectory: Trajectory):
     """Ground truth with every option in use, so that rewards differ from step to step."""
     config = FactReward(penalize_extra_steps=True, per_fact_reward=0.25)
-    return ground_truth(config, batch.support, trajectory.actions, trajectory.valid)
+    return fact_feedback(config)(batch, trajectory)
 
 
 # ---------------------------------------------------------------- documents of real words

@@ -21,7 +21,7 @@ from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.retrieval.towers import Rows
-from qrag_jax.rollouts.pool_search import Ask, Drawn, Found, PoolSearch, StateRows
+from qrag_jax.rollouts.pool_search import Ask, Drawn, PoolSearch, StateRows
 from qrag_jax.rollouts.token_episodes import AgentRollout, Start
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from tests.retrieval.small_corpus import of_texts
@@ -70,12 +70,12 @@ def asks(count: int, hops: int = 0) -> list[Ask]:
 
 
 def draws(search: PoolSearch, asked: Sequence[Ask]) -> list[Drawn]:
-    return [item.drawn for item in search(asked) if isinstance(item, Found)]
+    return [item for item in search(asked) if isinstance(item, Drawn)]
 
 
 def test_the_pool_is_the_best_and_the_draw_is_from_it() -> None:
     search = pool_search(FRUIT, stateful=False)
-    ((passages, drawn),) = search(asks(1))  # type: ignore[misc]
+    (drawn,) = draws(search, asks(1))
     vector = bag_tower([drawn.row.tolist()])[0]
     everything = search.index.vectors(np.arange(len(FRUIT))) @ vector
     np.testing.assert_array_equal(drawn.pool, np.argsort(-everything, kind="stable")[:4])
@@ -86,8 +86,8 @@ def test_the_pool_is_the_best_and_the_draw_is_from_it() -> None:
         left.remove(int(action))
     assert drawn.log_prob == pytest.approx(log_prob, abs=1e-5)
     names = tuple(f"p{drawn.pool[action]}" for action in drawn.actions)
-    assert drawn.names == tuple(item.name for item in passages) == names
-    assert passages[0].text == FRUIT[int(drawn.pool[drawn.actions[0]])]
+    assert drawn.names == names
+    assert drawn.passages[0].text == FRUIT[int(drawn.pool[drawn.actions[0]])]
     greedy = draws(dataclasses.replace(search, is_greedy=True), asks(3))
     assert [item.actions.tolist() for item in greedy] == [[0, 1]] * 3
 

@@ -154,7 +154,7 @@ class Player:
         row = rng.integers(0, 9, 4).astype(np.int32)
         log_prob = float(np.float32(rng.normal()))
         actions = np.array([2, 0], np.int32)
-        search = Drawn(row, pool, vectors, actions, log_prob, ("a", "b"))
+        search = Drawn(row, pool, vectors, actions, log_prob)
         if rng.random() < 0.3:
             return Rewarded([search], None)
         return Rewarded([search, search], [params], [[0.25], [float(np.float32(rng.random()))]])

@@ -99,7 +99,8 @@ SERVED = {"sampling__engine": "server", "llm__model": "m"}
         ({"grpo__longest": 47}, "config.grpo.longest"),  # 3 turns of 16 tokens
         ({"sampling__room": 900}, "config.sampling.room"),  # beyond the model's positions
         ({"sampling__room": 20}, "config.sampling.room"),  # below a prompt
-        ({"tools__tools": ("search",)}, "config.tools.tools"),
+        ({"tools__tools": ("search", "complete")}, "config.tools.tools"),
+        ({"tools__tools": ("retrieve_documents",)}, "config.tools.tools"),  # it could not end
         ({"tools__path": "my_tools.py:f"}, "config.tools.path"),
         ({"tools__path": "none/such.py"}, "none/such.py"),
         ({"stages": ("grpo",), "questions__train": "./no.jsonl,x,train"}, "no.jsonl"),

@@ -173,7 +173,7 @@ def _found(episode: Any) -> dict[str, Any]:
             raise EpisodeFailed(
                 "no_number", f"the rubric's {name} gives {given!r}, which is no number"
             )
-    parts = {name: reward.score for name, reward in trace.rewards.items()}
+    parts = {name: float(reward.score) for name, reward in trace.rewards.items()}
     parts |= {
         name: float(value)
         for name, value in trace.metrics.items()
