@@ -103,7 +103,7 @@ class EnvironmentPlay(Schedule):
         return bool(self._todo or self._playing)
 
     def dispatch(self) -> float:
-        while self._todo and len(self._playing) < max(self._settings.side_by_side, 1):
+        while self._todo and len(self._playing) < self._settings.side_by_side:
             number = next(_NUMBERS)
             _, calls = self._playing[number] = self._todo.popleft()
             try:

@@ -183,9 +183,8 @@ def test_documents_are_opened(speech: Speech) -> None:
     assert 'no document with the id "none"' in speech.text(episode.segments[0][1].observed)
 
 
-@pytest.mark.parametrize("in_rounds", [True, False])
-def test_functions_of_a_file_are_called(speech: Speech, tmp_path: Path, in_rounds: bool) -> None:
-    """By a policy on the device or on a server, which reads the results and did not sample them."""
+def test_functions_of_a_file_are_called(speech: Speech, tmp_path: Path) -> None:
+    """By a policy that reads the results and did not sample them."""
     functions = ToolFunctions("examples/tools.py", tmp_path / "log", seconds=30.0, most=300)
     agent = ToolAgent(prompts.load("rlvr_tools"), functions=functions.schemas)
     expressions = ("6 * 7", "1 / 0", 7)
@@ -198,7 +197,6 @@ def test_functions_of_a_file_are_called(speech: Speech, tmp_path: Path, in_round
         return "\n".join(write_call(call, HERMES) for call in calls)
 
     sampler, wide = says(speech, calculates), dataclasses.replace(speech, turn=600, room=6000)
-    sampler.in_rounds = in_rounds
     played = rollout(wide, sampler, agent, functions=functions).play(starts(TASKS))
     functions.end()
     sampler.check(played)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib
 import importlib.util
 import itertools
 import json
@@ -19,26 +18,25 @@ from types import SimpleNamespace
 from typing import Any
 
 from openai import AsyncOpenAI
+from pydantic import TypeAdapter
 from renderers.base import RenderedTokens, extract_message_tool_names
+from verifiers.v1.clients import Client, ModelContext
+from verifiers.v1.clients.train import response_from_generate, serialize_completion, tool_to_wire
+from verifiers.v1.configs.agent import AgentConfig
+from verifiers.v1.configs.client import TrainClientConfig
+from verifiers.v1.configs.harness import HarnessConfig
+from verifiers.v1.dialects import ChatDialect
+from verifiers.v1.dialects.chat import message_to_wire
+from verifiers.v1.env import RunSlot
+from verifiers.v1.errors import ProviderError
+from verifiers.v1.harness import Harness
+from verifiers.v1.harnesses.utils.mcp import call_mcp, connect_mcp
+from verifiers.v1.interception import server as interception
+from verifiers.v1.runtimes import ProgramResult
+from verifiers.v1.types import SamplingConfig
+from verifiers.v1.utils import loaders
 
 from .program import Clock, EpisodeFailed, Link, Refused, code_of, imported, one_line
-
-TypeAdapter: Any = importlib.import_module("pydantic").TypeAdapter
-_LOADERS: Any = importlib.import_module("verifiers.v1.utils.loaders")
-_AGENTS: Any = importlib.import_module("verifiers.v1.configs.agent")
-_CLIENTS: Any = importlib.import_module("verifiers.v1.clients")
-_ENV: Any = importlib.import_module("verifiers.v1.env")
-_SAMPLING: Any = importlib.import_module("verifiers.v1.types").SamplingConfig
-_TRAIN_CLIENT: Any = importlib.import_module("verifiers.v1.configs.client").TrainClientConfig
-_INTERCEPTION: Any = importlib.import_module("verifiers.v1.interception.server")
-_HARNESS: Any = importlib.import_module("verifiers.v1.harness").Harness
-_HARNESS_CONFIG: Any = importlib.import_module("verifiers.v1.configs.harness").HarnessConfig
-_TRAIN: Any = importlib.import_module("verifiers.v1.clients.train")
-_DIALECT: Any = importlib.import_module("verifiers.v1.dialects").ChatDialect
-_PROVIDER_ERROR: Any = importlib.import_module("verifiers.v1.errors").ProviderError
-_MCP: Any = importlib.import_module("verifiers.v1.harnesses.utils.mcp")
-_RESULT: Any = importlib.import_module("verifiers.v1.runtimes").ProgramResult
-_TO_WIRE: Any = importlib.import_module("verifiers.v1.dialects.chat").message_to_wire
 
 _PROMPTS = 600  # first messages that the trainer is shown
 _DIRECT = "qrag_direct_harness"  # the id of our harness, which is this module under another name
@@ -54,7 +52,7 @@ def _loaded(asked: Mapping[str, Any]) -> tuple[Any, str]:
     builtin = f"verifiers.v1.tasksets.{module_name}"
     module = imported(name, builtin if importlib.util.find_spec(builtin) else module_name)
     try:
-        _LOADERS.taskset_class(name)
+        loaders.taskset_class(name)
     except (AttributeError, TypeError, ValueError):
         raise Refused(
             f"the package {module_name} exports no Taskset, or several; name a package whose "
@@ -62,15 +60,15 @@ def _loaded(asked: Mapping[str, Any]) -> tuple[Any, str]:
         ) from None
     if asked["harness"] == "direct":
         sys.modules[_DIRECT] = sys.modules[__name__]
-    return _LOADERS.load_environment(_config(asked)), code_of(module)
+    return loaders.load_environment(_config(asked)), code_of(module)
 
 
 def _config(asked: Mapping[str, Any]) -> Any:
     """The environment's config: its own fields, and limits, runtime and harness of each agent."""
     name, given = asked["id"], dict(asked["arguments"])
-    cls = _LOADERS.environment_class(name)
-    config_cls = _LOADERS.concrete_type(cls, _LOADERS.EnvConfig, origin=_LOADERS.Env)
-    config_cls = config_cls or _LOADERS.EnvConfig
+    cls = loaders.environment_class(name)
+    config_cls = loaders.concrete_type(cls, loaders.EnvConfig, origin=loaders.Env)
+    config_cls = config_cls or loaders.EnvConfig
     fields: dict[str, Any] = {"taskset": {"id": name, **given.pop("taskset", {})}}
     limits, harness = asked["limits"], asked["harness"]
     agent: dict[str, Any] = {"runtime": {"type": "subprocess"}, "timeout": {"rollout": None}}
@@ -81,7 +79,7 @@ def _config(asked: Mapping[str, Any]) -> Any:
         agent["harness"] = {"id": _DIRECT if harness == "direct" else harness}
     own = config_cls.model_fields
     for role, about in own.items():
-        if isinstance(about.default, _AGENTS.AgentConfig):
+        if isinstance(about.default, AgentConfig):
             fields[role] = {**agent, **given.pop(role, {})}
     for field, value in given.items():
         # What is no field of the environment is one of its taskset.
@@ -92,9 +90,9 @@ def _config(asked: Mapping[str, Any]) -> Any:
 class TasksetPlayer:
     def __init__(self, link: Link, asked: Mapping[str, Any]) -> None:
         self._link, self._asked, self._clocks = link, asked, dict[int, Clock]()
-        client, resolve = TrainerClient(link, self._clocks), _INTERCEPTION.resolve_client
-        _INTERCEPTION.resolve_client = lambda config: (
-            client if isinstance(config, _TRAIN_CLIENT) else resolve(config)
+        client, resolve = TrainerClient(link, self._clocks), interception.resolve_client
+        interception.resolve_client = lambda config: (
+            client if isinstance(config, TrainClientConfig) else resolve(config)
         )
         self._environment, self._code = _loaded(asked)
         taskset = self._environment.taskset
@@ -134,16 +132,18 @@ class TasksetPlayer:
         sampling = {"max_tokens": self._asked["limits"]["turn_tokens"]}
         if asked["temperature"] is not None:
             sampling["temperature"] = asked["temperature"]
-        context = _CLIENTS.ModelContext(
+        context = ModelContext(
             model=self._asked["model"],
-            client=_TRAIN_CLIENT(base_url="http://trainer.invalid/v1", api_key_var="QRAG_NO_KEY"),
-            sampling=_SAMPLING(**sampling),
+            client=TrainClientConfig(
+                base_url="http://trainer.invalid/v1", api_key_var="QRAG_NO_KEY"
+            ),
+            sampling=SamplingConfig(**sampling),
         )
 
         def named(trace: Any) -> None:
             trace.id = f"{episode}-{trace.id}"
 
-        slot = _ENV.RunSlot(self._tasks[asked["task"]])
+        slot = RunSlot(self._tasks[asked["task"]])
         return _found(await self._environment.run_slot(slot, context, on_trace=named))
 
 
@@ -214,7 +214,7 @@ def _prompt(data: Any) -> list[dict[str, Any]]:
 # ---------------------------------------------------------------- turns
 
 
-class TrainerClient(_CLIENTS.Client):
+class TrainerClient(Client):
     """Asks the trainer for turns: it makes ids of messages, samples, and reads what was said.
 
     While the model speaks, the clock of its episode stands still.
@@ -233,7 +233,7 @@ class TrainerClient(_CLIENTS.Client):
         turn: Any = None,
         headers: Mapping[str, str] | None = None,
     ) -> Any:
-        if not isinstance(dialect, _DIALECT) or turn is None or session_id is None:
+        if not isinstance(dialect, ChatDialect) or turn is None or session_id is None:
             raise NotImplementedError("only turns of chats can be trained; use such a harness")
         episode = int(session_id.partition("-")[0])
         clock = self._clocks.get(episode) or Clock(0)
@@ -242,17 +242,17 @@ class TrainerClient(_CLIENTS.Client):
             found = await self._link.ask(
                 "turn",
                 episode=episode,
-                messages=[_TO_WIRE(message) for message in turn.prompt],
-                tools=[_TRAIN.tool_to_wire(tool) for tool in turn.tools],
+                messages=[message_to_wire(message) for message in turn.prompt],
+                tools=[tool_to_wire(tool) for tool in turn.tools],
                 # What was sampled stays as it is, where new messages can come behind it.
                 before=turn.previous_renderer_token_ids(),
-                tail=[_TO_WIRE(message) for message in turn.tail],
+                tail=[message_to_wire(message) for message in turn.tail],
                 sampling=sampling.model_dump(exclude_none=True),
             )
         finally:
             clock.speaks(on=False)
         if "error" in found:
-            raise _PROVIDER_ERROR(found["error"], status_code=found["status"])
+            raise ProviderError(found["error"], status_code=found["status"])
         calls = [SimpleNamespace(id=None, name=n, arguments=given) for n, given in found["calls"]]
         stopped = "tool_calls" if calls and found["finish"] == "stop" else found["finish"]
         bridged = turn if found["follows"] else None
@@ -265,14 +265,15 @@ class TrainerClient(_CLIENTS.Client):
             "completion_logprobs": found["log_probs"],
             "prompt_attribution": _attributed(turn, found),
         }
-        response = _TRAIN.response_from_generate(result, body["model"], bridged)
-        response.raw = _TRAIN.serialize_completion(response, body["model"])
+        response = response_from_generate(result, body["model"], bridged)
+        response.raw = serialize_completion(response, body["model"])
         return response
 
 
 def _attributed(turn: Any, found: Mapping[str, Any]) -> RenderedTokens:
     """All new ids are of the last message: only their order matters for a path of tokens."""
-    messages = [_TO_WIRE(message) for message in (turn.tail if found["follows"] else turn.prompt)]
+    shown = turn.tail if found["follows"] else turn.prompt
+    messages = [message_to_wire(message) for message in shown]
     before = turn.renderer_path_len if found["follows"] else 0
     last = [len(messages) - 1] * (len(found["prompt"]) - before)
     return RenderedTokens(
@@ -286,11 +287,11 @@ def _attributed(turn: Any, found: Mapping[str, Any]) -> RenderedTokens:
 # ---------------------------------------------------------------- the harness
 
 
-class DirectConfig(_HARNESS_CONFIG):
+class DirectConfig(HarnessConfig):
     """It has no fields of its own."""
 
 
-class DirectHarness(_HARNESS[DirectConfig]):
+class DirectHarness(Harness[DirectConfig]):
     """The chat with tools of verifiers' `null`, in the environment's own process.
 
     `null` starts a program for each episode, which takes seconds. Here a loop does the same calls;
@@ -319,13 +320,13 @@ class DirectHarness(_HARNESS[DirectConfig]):
         if isinstance(prompt, str):
             messages.append({"role": "user", "content": prompt})
         else:
-            messages += [_TO_WIRE(message) for message in prompt or ()]
+            messages += [message_to_wire(message) for message in prompt or ()]
         servers = {
             name: {"url": url, "timeout": self.config.tool_timeout}
             for name, url in mcp_urls.items()
         }
         async with contextlib.AsyncExitStack() as stack:
-            tools, dispatch, connected = await _MCP.connect_mcp({"mcpServers": servers}, stack)
+            tools, dispatch, connected = await connect_mcp({"mcpServers": servers}, stack)
             client = await stack.enter_async_context(
                 AsyncOpenAI(base_url=endpoint, api_key=secret, max_retries=0, timeout=None)
             )
@@ -335,8 +336,8 @@ class DirectHarness(_HARNESS[DirectConfig]):
                 # A refused turn (a limit, a stop) is an end, which the trace knows already.
                 if trace.stop_condition is None:
                     text = f"{type(error).__name__}: {error}"
-                    return _RESULT(exit_code=1, stdout="", stderr=text)
-        return _RESULT(exit_code=0, stdout="", stderr="")
+                    return ProgramResult(exit_code=1, stdout="", stderr=text)
+        return ProgramResult(exit_code=0, stdout="", stderr="")
 
 
 async def _talk(
@@ -373,4 +374,4 @@ async def _called(call: Any, dispatch: Any, servers: Any) -> Any:
         return "error: the arguments are not a JSON object"
     if name not in dispatch:
         return f"error: there is no tool {name!r}; there are {', '.join(dispatch) or 'none'}"
-    return await _MCP.call_mcp(servers, dispatch, name, arguments)
+    return await call_mcp(servers, dispatch, name, arguments)
