@@ -55,6 +55,7 @@ class Scored(Closed):
     stop: str = ""  # its name for the end
     # what verifiers itself would write of it
     record: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    outside: int = 0  # tokens that the environment had sampled and that are no part of the episode
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -190,7 +191,7 @@ class EnvironmentPlay(Schedule):
             self._fail(playing, calls, "malformed", str(error))
             return
         trained = sum(len(turn.sampled) for segment in segments for turn in segment)
-        self.counts.outside += calls.sampled - trained
+        self.counts.outside += (outside := calls.sampled - trained)
         ended = Scored(
             answer="",
             tally=ToolTally(truncated=message["truncated"]),
@@ -198,6 +199,7 @@ class EnvironmentPlay(Schedule):
             parts=message["parts"],
             stop=message.get("stop") or "",
             record=message["record"],
+            outside=outside,
         )
         self.reply(playing, (ended, segments))
 

@@ -244,7 +244,7 @@ class EnvironmentRlvr(ToolSystem):
             parts = {**ended.parts, REWARD: ended.reward}
             if REWARD in ended.parts:  # a part has the name of the whole
                 parts[f"{REWARD}_part"] = ended.parts[REWARD]
-            facts |= {"answer": "", "stop": ended.stop}
+            facts |= {"answer": "", "stop": ended.stop, "outside": ended.outside}
         at = task.number, member, episode.attempts
         return TokenTrajectory(*at, episode.segments, episode.status, parts, facts)
 

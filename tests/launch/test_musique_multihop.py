@@ -30,9 +30,15 @@ for task, turns in zip(questions.tasks(), texts):
         work.said(text)
     rewards.append(questions.rewards(work.end(), task)[0])
 of_data = Questions(Settings(questions=data + ",own,train"))
+wrong = []
+for given in ({{"emm": 1.0}}, {{"hops": "twice"}}):
+    try:
+        Questions(Settings(rubric=given))
+    except ValueError as error:
+        wrong.append(str(error))
 splits = [[task.id for task in of_data.tasks(split)] for split in ("train", "dev")]
 unwanted = sorted(name for name in sys.modules if name.split(".")[0] in ("jax", "verifiers"))
-print(json.dumps([rewards, splits, unwanted]))
+print(json.dumps([rewards, splits, unwanted, wrong]))
 """
 
 
@@ -51,8 +57,9 @@ def test_its_rewards_are_ours_and_no_question_is_trained_on_and_scored(tmp_path:
         check=False,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    found, (train, dev), unwanted = json.loads(done.stdout.splitlines()[-1])
+    found, (train, dev), unwanted, wrong = json.loads(done.stdout.splitlines()[-1])
     assert unwanted == []
+    assert [message.partition(" ")[0] for message in wrong] == ["rubric.emm", "rubric.hops"]
     assert found == stored(tmp_path / "here", episodes)
     assert len(set(found)) > 3
     assert min(len(train), len(dev)) > 0

@@ -22,11 +22,11 @@ from qrag_jax.feedback.rubric import Rubric, score
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.retrieval.own_documents import OwnRetriever
+from qrag_jax.runtime.bounded_json import typed
 
 BRIDGE = "bridge"
 SPLITS = ("train", "dev")
 Message = tuple[str, str]
-LAST = Rubric()  # of RLVR
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Settings:
     most: int = 20  # documents that a search may ask for
     max_turns: int = 10  # of the model
     prompt: str = "bare_question"  # a name of qrag_jax's or a file
-    rubric: Rubric = LAST  # weights of the parts of the reward
+    rubric: dict[str, Any] | None = None  # fields of `config.rubric`; the others are as there
 
 
 class Questions:
@@ -49,6 +49,7 @@ class Questions:
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.retriever = settings, OwnRetriever(settings.retriever)
+        self.rubric = typed(Rubric, settings.rubric or {}, "rubric")
         self.agent = ToolAgent(
             prompts.load(settings.prompt),
             form=HERMES,
@@ -70,7 +71,7 @@ class Questions:
     def rewards(self, closed: Closed, task: ToolTask) -> tuple[float, dict[str, float]]:
         """The reward of an episode, and its parts."""
         parts = score(closed, task)
-        return self.settings.rubric.reward(parts, task.hops), parts
+        return self.rubric.reward(parts, task.hops), parts
 
 
 class Work:
