@@ -165,7 +165,7 @@ class Shelf:
     def look(self, asked: Sequence[tuple[Any, Look]]) -> list[tuple[Document, ...]]:
         return [FOUND.get(step.query, ())[: step.most] for _, step in asked]
 
-    def named(self, _: Any, names: Sequence[str]) -> tuple[Document, ...]:
+    def named(self, names: Sequence[str]) -> tuple[Document, ...]:
         every = {each.id: each for each in (BERG, OSLO, RAIN)}
         return tuple(every[name]._replace(score=0.0) for name in names)
 
