@@ -271,6 +271,7 @@ class Staged(Experience):
 class Drawn(NamedTuple):
     numbers: np.ndarray  # of the questions on this host
     epochs: np.ndarray  # how often each was drawn before
+    of: np.ndarray | None = None  # questions that these are of; None: they are questions themselves
 
 
 class QuestionOrder:
@@ -320,6 +321,8 @@ class Playing:
     params: Callable[[Any], Any]
     staleness: int  # K, updates between the play of a batch and its own update
     steps: int  # optimizer steps of the whole run; no batch is played for later ones
+    # (state, number of the step, signal): makes what the questions of this step depend on
+    prepare: Callable[[Any, int, StopSignal], None] = lambda *_: None
 
 
 class AgentExperience(Experience):
@@ -352,12 +355,13 @@ class AgentExperience(Experience):
             self._flying.append(played)
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
-        numbers, epochs = self._order(self._batches)
         before = time.monotonic()
         episodes = hosts.all_or_none(lambda: self._played(state, number, stop))
         self.waited["play"] += time.monotonic() - before
+        drawn = self._order(self._batches)
         self._batches += 1
-        self.samples = np.stack([numbers, epochs], axis=1)
+        questions = drawn.numbers if drawn.of is None else drawn.of
+        self.samples = np.stack([questions, drawn.epochs], axis=1)
         return self._playing.batch(episodes, number)
 
     def position(self) -> tuple[Any, list[Any]]:
@@ -377,6 +381,7 @@ class AgentExperience(Experience):
     def _played(self, state: Any, number: int, stop: StopSignal) -> list[Any]:
         stop.check()
         playing = self._playing
+        playing.prepare(state, number, stop)
         end = min(number + playing.staleness + 1, playing.steps)
         steps = range(number + len(self._flying), end)
         params = playing.params(state) if steps else None

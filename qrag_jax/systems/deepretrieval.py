@@ -95,7 +95,7 @@ class GuardedExperience(AgentExperience):
 
 
 @dataclasses.dataclass
-class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
+class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".3f"}
 
     def __post_init__(self) -> None:
@@ -118,7 +118,7 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         self.check_server(stop)
-        done, how = run.progress, (self.questions, self._playing(), self.counted)
+        done, how = run.progress, (self.questions, self.playing(), self.counted)
         guarded = GuardedExperience(self.config.guards, done.batches, *how, pending=done.pending)
         self._experience = guarded
         return guarded

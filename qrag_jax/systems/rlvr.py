@@ -168,7 +168,7 @@ _OF_CALLS = ("calls", "failed_calls")  # counts of an episode
 Logs = Mapping[str, Mapping[str, Path]]  # by retriever, then by what the weights are
 
 
-class ToolSystem(token_system.BatchSystem[RlvrConfig]):
+class ToolSystem(token_system.TokenSystem[RlvrConfig]):
     """What RLVR has with our own tools and in an environment of verifiers."""
 
     @abc.abstractmethod

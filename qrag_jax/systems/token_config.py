@@ -10,6 +10,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.errors import Count, Filled, Natural, Positive, Share, one_of
 from qrag_jax.learners.config import SFTConfig
+from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import ServedConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.trajectories import SCORED, SERVER, TREATMENTS, SamplingConfig
@@ -17,6 +18,7 @@ from qrag_jax.runtime.config_fields import internal
 from qrag_jax.systems.config import SystemConfig, refuse
 
 BRIDGE = "bridge"  # in place of data: questions that are made here
+_WARM_UP = 25  # a stage without rewards warms up for one part of so many, at most
 
 
 class StagePlan(NamedTuple):
@@ -75,8 +77,30 @@ class TokenConfig(SystemConfig):
 
     @property
     def rule(self) -> Any:
-        """The constants of the algorithm that learns by rewards."""
-        raise NotImplementedError
+        """The constants of the algorithm that learns by rewards; None: there is none."""
+        return None
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether a stage learns by rewards."""
+        return self.rule is not None and {*self.stages} != {self.IMITATION}
+
+    def algorithm_of(self, kind: str) -> Any:
+        """The constants of the algorithm of a stage."""
+        return getattr(self, kind, self.rule)
+
+    def optimizer_of(self, kind: str) -> OptimizerConfig:
+        """How a stage learns; one without rewards has a peak, a warm-up and a decay of its own."""
+        if (stage := self.algorithm_of(kind)) is self.rule:
+            return self.optimizer
+        steps = stage.steps * stage.updates_per_batch
+        own: dict[str, Any] = {"learning_rate": stage.learning_rate, "total_steps": steps}
+        if self.rule is None:  # the section `optimizer` is of these stages
+            own["warmup_steps"] = min(self.optimizer.warmup_steps, steps // _WARM_UP)
+        else:
+            own |= {"schedule": "cosine", "final_ratio": 0.1, "warmup_steps": steps // _WARM_UP}
+            own["clip_norm"] = 1.0
+        return dataclasses.replace(self.optimizer, **own)
 
     @property
     def groups(self) -> int:
@@ -108,7 +132,7 @@ class TokenConfig(SystemConfig):
 
     def with_stages(self) -> Self:
         """Settles the steps of imitation, and of the stage of rewards: config.train.steps."""
-        rewards = {*self.stages} != {self.IMITATION}
+        rewards = self.has_rewards
         nothing = rewards and not self.sampling.temperature
         refuse(self, (nothing, "sampling.temperature", "so nothing new would be tried; raise it"))
         steps = {self.IMITATION: getattr(self, self.IMITATION).steps}

@@ -28,11 +28,12 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.pairs import StateKey, StatePairs, Try
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.rows import Hop
+from qrag_jax.rollouts.experience import AgentExperience
 from qrag_jax.rollouts.token_episodes import Episode, Speech
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.leret import Leret, LessonExperience
+from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import LeretConfig
 from qrag_jax.systems.leret_tries import Asked, Iteration, search_hops, states_of, try_of
 from tests.entry_points import metric_lines
@@ -57,8 +58,9 @@ def system(
 
 
 def batch_of(system: Leret, step: int) -> Any:
-    """What a step of the run learned from; its tries are there, so no weights are needed."""
-    return jax.device_get(LessonExperience(system).next(None, step, STOP))
+    """What a step of the run learned from; its tries are there, so any weights will do."""
+    experience = AgentExperience(system.questions, system.playing(), dict, step)
+    return jax.device_get(experience.next(system.first_state(), step, STOP))
 
 
 # ---------------------------------------------------------------- what tries teach
@@ -66,7 +68,7 @@ def batch_of(system: Leret, step: int) -> Any:
 
 def learned(system: Leret, iteration: int) -> tuple[list[StatePairs], Iteration]:
     """The pairs and targets of all states, from the tries of an iteration."""
-    found = system.tries.iteration(iteration, None, STOP)
+    found = system.trying.iteration(iteration, None, STOP)
     return states_of(system.config, found), found
 
 
@@ -138,12 +140,12 @@ def test_the_reference_is_the_policy_before_it_learns_pairs(system: Leret) -> No
 
 def test_tries_that_were_broken_off_go_on(system: Leret, tmp_path: Path) -> None:
     """In the second hop, behind its first part: only what was broken off is repeated."""
-    maker, calls, parts = dataclasses.replace(system.tries, workdir=tmp_path), list[int](), 8
+    maker, calls, parts = dataclasses.replace(system.trying, workdir=tmp_path), list[int](), 8
     template = jax.device_get(system.first_state().params)
     kept = Checkpoints(system.workdir, read_only=True).restore_params_of(FIRST_SFT, template)
     params = jax.device_put(kept, system.param_shardings)
 
-    def stopped(starts: Sequence[Any]) -> list[Episode]:
+    def stopped(_: QueryPrompt, starts: Sequence[Any]) -> list[Episode]:
         calls.append(len(starts))
         if len(calls) == parts + 2:
             raise Stopped("SIGTERM")
@@ -267,8 +269,8 @@ def prompts_of(system: Leret, workdir: Path, stop_at: int = 0) -> tuple[tuple[Va
         return output
 
     workdir.mkdir(exist_ok=True)
-    assert system.maker is not None
-    return system.maker.prompts(workdir, play), len(calls)
+    trying = dataclasses.replace(system.trying, workdir=workdir)
+    return trying.prompt(play).variants, len(calls)
 
 
 def test_prompts_with_examples_are_made_once_round_by_round(tmp_path: Path) -> None:
@@ -288,15 +290,14 @@ def test_prompts_with_examples_are_made_once_round_by_round(tmp_path: Path) -> N
         again, left = prompts_of(system, tmp_path / "broken")
         assert again == variants
         assert 0 < left < calls  # the first round is not played again
-        tried = {each.question for each in system.tries.questions}
+        tried = {system.inputs.train[number].question for number in system.trying.asked}
         shown = {example.question for each in variants for example in each.examples}
         assert len(variants) == 2
         assert shown
         assert not shown & tried
     with opened(config, system.workdir) as other:  # nothing plays
         assert other.prompt.variants == variants
-        assert other.maker is not None
         saved = json.loads((system.workdir / "few_shot.json").read_text())
         (tmp_path / "few_shot.json").write_text(json.dumps(saved | {"template": "another"}))
         with pytest.raises(InputError, match="few_shot"):
-            other.maker.prompts(tmp_path, None)
+            dataclasses.replace(other.trying, workdir=tmp_path).prompt()
