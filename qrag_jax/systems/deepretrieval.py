@@ -55,7 +55,7 @@ from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.systems import deepretrieval_inputs, scoring, token_system
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
-from qrag_jax.systems.deepretrieval_inputs import listed_inputs, load_inputs
+from qrag_jax.systems.deepretrieval_inputs import load_inputs
 from qrag_jax.systems.search import OWN, Collections
 from qrag_jax.systems.token_system import starts_of
 
@@ -395,11 +395,9 @@ def open_rewriter(
     config = RewriteConfig.of(raw)
     mesh, every = scoring.mesh_of_run(config, workdir), raw.to_dict()
     size = config.train.batch_size  # as in training, whose memory suffices
-    load = partial(load_inputs, trains=False, search=search)
-    if queries is not None:
-        load = partial(listed_inputs, queries=read_query_list(queries))
+    listed = None if queries is None else read_query_list(queries)
     with StopSignal() as stop:
-        inputs = load(config, workdir, mesh)
+        inputs = load_inputs(config, workdir, mesh, trains=False, search=search, listed=listed)
         system, library = DeepRetrieval(config, mesh, inputs, workdir), inputs.library.library
         tasks = inputs.test
 
