@@ -32,7 +32,6 @@ from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import (
     measured,
     played_row,
-    rankings_of,
     rewrite_evaluation,
     rewrite_gains,
     rewrite_summary,
@@ -181,15 +180,12 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
 
         def search(some: Sequence[RewriteTask]) -> list[Found]:
             asked = [(task, Look(one_line(write(task.question)), k)) for task in some]
-            found: list[Any] = [None] * len(some)
+            found: dict[int, Found] = {}
             left: Sequence[int] = range(len(some))
             for _ in range(self.config.rollout.attempts):
-                again = self.inputs.library.look([asked[n] for n in left])
-                for place, result in zip(left, again, strict=True):
-                    found[place] = result
-                if not (left := [place for place in left if isinstance(found[place], Failure)]):
-                    break
-            return found
+                found |= zip(left, self.inputs.library.look([asked[n] for n in left]), strict=True)
+                left = [place for place in left if isinstance(found[place], Failure)]
+            return [found[place] for place in range(len(some))]
 
         return self.patience(stop, Failure).play(tasks, search) if tasks else []
 
@@ -233,12 +229,18 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         form = config.writing.kind.form
         return [played_row(*each, speech, form) for each in zip(tasks, episodes, strict=True)]
 
+    def rows_by_rule(
+        self, tasks: Sequence[RewriteTask], stop: StopSignal, write: Callable[[str], str] = str
+    ) -> list[RewriteRow]:
+        """Those of queries that a rule writes, see `searched`."""
+        found = self.searched(tasks, self.config.eval.depth, stop, write)
+        return [searched_row(task, write(task.question), f) for task, f in zip(tasks, found)]
+
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         settings, tasks = self.config.eval, self.inputs.dev
         rows = self.rows(state.params, tasks, stop)
         stop.check()
-        found = self.searched(tasks, settings.depth, stop)
-        originals = [None if isinstance(e, Failure) else tuple(d.id for d in e) for e in found]
+        originals = self.rows_by_rule(tasks, stop)
         by: Any = {"measures": settings.measures, "best_by": settings.best_by}
         return rewrite_evaluation(step, tasks, rows, originals=originals, **by)
 
@@ -292,21 +294,18 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
 def _ways(rewriter: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way]:
     """All ways to write these queries, the run's own first."""
     yield from map(rewriter.way, rewriter.ways(checkpoint))
-    system, config = rewriter.system, rewriter.system.config
-
-    def written(name: str, label: str, write: Callable[[str], str]) -> scoring.Way:
-        def play(tasks: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
-            found = system.searched(tasks, config.eval.depth, rewriter.stop, write)
-            return [searched_row(t, write(t.question), each) for t, each in zip(tasks, found)]
-
-        return scoring.Way(name, label, play, rewriter.record)
-
-    original, by_words = _BY_RULE
-    yield written(original, "original query", str)
     # A query that has none but function words stays as it is.
     words = world("sentences.py").content_words
-    label = "without function words"
-    yield written(by_words, label, lambda query: " ".join(words(query)) or query)
+    rules: list[tuple[str, Callable[[str], str]]] = [
+        ("original query", str),
+        ("without function words", lambda query: " ".join(words(query)) or query),
+    ]
+    for name, (label, write) in zip(_BY_RULE, rules, strict=True):
+
+        def play(tasks: Sequence[RewriteTask], _: int, by: Any = write) -> list[RewriteRow]:
+            return rewriter.system.rows_by_rule(tasks, rewriter.stop, by)
+
+        yield scoring.Way(name, label, play, rewriter.record)
 
 
 def _compared(
@@ -316,7 +315,7 @@ def _compared(
     measures: Sequence[str],
 ) -> tuple[dict[str, Any], list[str]]:
     """`pooled` over all queries, and `collections`, each by its name; and their tables."""
-    ways = {label: measured(tasks, rankings_of(own), measures) for label, own in rows.items()}
+    ways = {label: measured(tasks, own, measures) for label, own in rows.items()}
     places: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
         places.setdefault(task.collection or OWN, []).append(number)

@@ -221,7 +221,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         # The shape depends on the tries, and not on when the run was begun.
         members = len(lessons[0].queries)
         might = [Lesson((segment,) * members, 0) for segment in longest]
-        rows = self.rows(stage, taught_by([*lessons, *might]))
+        rows = self.token_rows(stage, taught_by([*lessons, *might]))
         shape, reference = self.shape_of(stage, rows), None
         if plan.kind == PREFERENCE:
             begins = state if step == plan.first else None
@@ -274,7 +274,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         parts, size = [], self._size(stage)  # as many as in an update: one program
         for first in range(0, len(pairs), size):
             stop.check()
-            rows = self.rows(stage, taught_by(pairs[first : first + size]))
+            rows = self.token_rows(stage, taught_by(pairs[first : first + size]))
             parts.append(self._log_probs(state.params, rows, shape, *self.base))
         found = np.concatenate(parts)
         hosts.first_does(partial(write_json, path, {"log_probs": found.tolist()}))

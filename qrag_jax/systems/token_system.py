@@ -425,7 +425,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
             shape: of its blocks; None: one that suits these trajectories.
             reference: float32 `[N]`, log-probabilities of the rows of pairs; None: zeros.
         """
-        batch = self.rows(stage, trajectories)
+        batch = self.token_rows(stage, trajectories)
         shape = shape or self.shape_of(stage, batch)
         if not isinstance(stage.policy.config, PreferenceConfig):
             return token_policy.token_episodes(stage.policy, batch, shape)
@@ -433,7 +433,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
             reference = np.zeros(len(trajectories), np.float32)
         return token_policy.pair_episodes(stage.policy, batch, shape, reference)
 
-    def rows(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> TokenBatch:
+    def token_rows(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> TokenBatch:
         return token_batch(
             trajectories,
             members=stage.policy.config.members,
