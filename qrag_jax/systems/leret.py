@@ -222,7 +222,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         members = len(lessons[0].queries)
         might = [Lesson((segment,) * members, 0) for segment in longest]
         rows = self.token_rows(stage, taught_by([*lessons, *might]))
-        shape, reference = self.shape_of(stage, rows), None
+        shape, reference = self.block_shape(stage, rows), None
         if plan.kind == PREFERENCE:
             begins = state if step == plan.first else None
             reference = self.reference(stage, lessons, shape, begins, stop)

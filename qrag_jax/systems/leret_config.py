@@ -128,27 +128,14 @@ class LeretConfig(token_config.TokenConfig):
         few_shot = self.few_shot
         if self.tries.ways == FEW_SHOT:
             few_shot = dataclasses.replace(few_shot, kept=self.tries.prompts)
-        order = [(SCRIPT, 0)] if SCRIPT in self.stages else []
-        tried = [kind for kind in (SFT, PREFERENCE) if kind in self.stages]
-        order += [(kind, number) for number in range(1, self.iterations + 1) for kind in tried]
-        plan = token_config.planned(
-            (kind, getattr(self, kind).steps, number) for kind, number in order
-        )
-        return dataclasses.replace(
-            self,
-            plan=plan,
-            few_shot=few_shot,
-            train=dataclasses.replace(self.train, steps=plan[-1].end),
-            llm=self.served(versions=2),
-        )
+        return dataclasses.replace(self, few_shot=few_shot).with_stages(self.iterations)
 
 
 def default_config() -> ConfigDict:
     """LeReT's settings (arXiv 2410.23214) on questions made here."""
     config = LeretConfig.default()
     config.train.update(eval_every=10**6, checkpoint_every=100, log_every=10)
-    config.optimizer.update(weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-8, clip_norm=1.0)
-    config.optimizer.update(schedule="linear", warmup_steps=10)
+    config.optimizer.update(beta2=0.99, clip_norm=1.0, schedule="linear", warmup_steps=10)
     return config
 
 

@@ -426,7 +426,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
             reference: float32 `[N]`, log-probabilities of the rows of pairs; None: zeros.
         """
         batch = self.token_rows(stage, trajectories)
-        shape = shape or self.shape_of(stage, batch)
+        shape = shape or self.block_shape(stage, batch)
         if not isinstance(stage.policy.config, PreferenceConfig):
             return token_policy.token_episodes(stage.policy, batch, shape)
         if reference is None:
@@ -442,7 +442,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
             longest=self.config.sampling.room,
         )
 
-    def shape_of(self, stage: Stage, batch: TokenBatch) -> BlockShape:
+    def block_shape(self, stage: Stage, batch: TokenBatch) -> BlockShape:
         """The shape of the blocks in which rows like these are computed."""
         algorithm, room = stage.policy.config, self.config.sampling.room
         tokens = self.config.model.tokens(Platform.of(self.mesh))

@@ -28,7 +28,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.pairs import StateKey, StatePairs, Try
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.rows import Hop
-from qrag_jax.rollouts.experience import AgentExperience
 from qrag_jax.rollouts.token_episodes import Episode, Speech
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -57,10 +56,15 @@ def system(
         yield system
 
 
-def batch_of(system: Leret, step: int) -> Any:
-    """What a step of the run learned from; its tries are there, so any weights will do."""
-    experience = AgentExperience(system.questions, system.playing(), dict, step)
-    return jax.device_get(experience.next(system.first_state(), step, STOP))
+def rows_of(system: Leret, step: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """What a step of the run learned from: prompts and what was sampled behind them.
+
+    Its tries are there, so any weights will do.
+    """
+    system.prepare(system.first_state(), step, STOP)
+    numbers = system.questions(step).numbers.tolist()
+    segments = [each.segments[0][0] for each in system.playing().play(None, numbers, step, STOP)]
+    return [(tuple(t.observed.tolist()), tuple(t.sampled.tolist())) for t in segments]
 
 
 # ---------------------------------------------------------------- what tries teach
@@ -78,37 +82,14 @@ def bare(system: Leret, found: Iteration, at: StateKey) -> tuple[int, ...]:
     return tuple(map(int, system.inputs.speech.scaffold.opening(messages)))
 
 
-def rows_of(blocks: Any) -> list[tuple[int, ...]]:
-    """The tokens of the rows of all blocks, shared ones included."""
-    rows = []
-    members = blocks.lengths.shape[1] // blocks.shared.shape[1]
-    for number in range(len(blocks.tokens)):
-        at = 0
-        for group, shared in enumerate(blocks.shared[number]):
-            prompt = blocks.tokens[number, at : at + shared].tolist()
-            at += shared
-            for length in blocks.lengths[number, group * members : (group + 1) * members]:
-                if length:
-                    rest = blocks.tokens[number, at : at + length - shared].tolist()
-                    rows.append((*prompt, *rest))
-                    at += length - shared
-    return rows
-
-
 def test_the_best_queries_are_imitated_behind_the_bare_prompt(system: Leret) -> None:
     states, found = learned(system, 1)
-    best = {}  # row → tokens of its query
-    for each in states:
-        if each.target is not None:
-            query = each.queries[each.target].sampled
-            best[(*bare(system, found, each.at), *query)] = len(query)
+    best = [each for each in states if each.target is not None]
+    rows = {(bare(system, found, s.at), s.queries[s.target].sampled) for s in best}
     for number in range(FIRST_SFT, FIRST_SFT + SFT_STEPS):
-        minibatches = batch_of(system, number).blocks
-        blocks = jax.tree.map(lambda leaf: leaf[0], minibatches)
-        rows = rows_of(blocks)
-        assert len(rows) == system.config.sft.batch_size
-        assert {*rows} <= best.keys()
-        assert int(blocks.learned.sum()) == sum(best[row] for row in rows)
+        shown = rows_of(system, number)
+        assert len(shown) == system.config.sft.batch_size
+        assert {*shown} <= rows
 
 
 def test_pairs_have_the_winner_first_and_one_prompt(system: Leret) -> None:
@@ -119,10 +100,9 @@ def test_pairs_have_the_winner_first_and_one_prompt(system: Leret) -> None:
         for pair in each.pairs:
             winner, loser = each.queries[pair.winner], each.queries[pair.loser]
             assert winner.reward > loser.reward  # type: ignore[operator]
-            every.add(((*opening, *winner.sampled), (*opening, *loser.sampled)))
+            every.add(((opening, winner.sampled), (opening, loser.sampled)))
     for number in range(FIRST_PAIRS, FIRST_PAIRS + PAIR_STEPS):
-        blocks = jax.tree.map(lambda leaf: leaf[0], batch_of(system, number).blocks)
-        rows = rows_of(blocks)
+        rows = rows_of(system, number)
         assert len(rows) == 2 * system.config.preference.batch_size
         assert set(zip(rows[::2], rows[1::2])) <= every
 
