@@ -279,8 +279,8 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
     search = out / deepretrieval_inputs.SEARCH if others else None
     with open_rewriter(raw, workdir, search=search, scores=True) as rewriter:
         ways, config = _ways(rewriter, options.checkpoint), rewriter.system.config
-        found, notes = rewriter.questions.played(out, ways, rewriter.stop, restart=options.restart)
-    tasks, main = rewriter.questions.asked, found[0][0]
+        found, notes = rewriter.played(out, ways, rewriter.stop, restart=options.restart)
+    tasks, main = rewriter.asked, found[0][0]
     rows = {label: REWRITES.read(log) for label, log in found}
     notes += _write_runs(out / RUNS, tasks, {log.stem: rows[label] for label, log in found})
     summary, text = _compared(tasks, rows, main, config.eval.measures)
@@ -393,7 +393,7 @@ def open_rewriter(
     """
     config = RewriteConfig.of(raw)
     mesh, every = scoring.mesh_of_run(config, workdir), raw.to_dict()
-    size = config.train.batch_size  # as in training, whose memory suffices
+    size = 0 if scores else config.train.batch_size  # as in training, whose memory suffices
     listed = None if queries is None else read_query_list(queries)
     with StopSignal() as stop:
         inputs = load_inputs(config, workdir, mesh, trains=False, search=search, listed=listed)
@@ -401,7 +401,7 @@ def open_rewriter(
         tasks = inputs.test
 
         def play(params: Any, asked: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
-            stream = token_system.EVALUATED if scores else scoring.PREDICTED + first // size
+            stream = scoring.PREDICTED + first // size if size else token_system.EVALUATED
             rows = system.rows(params, asked, stop, stream)
             known = [not isinstance(library, Collections) or library.has(task) for task in asked]
             return [
@@ -409,9 +409,6 @@ def open_rewriter(
                 for row, there in zip(rows, known, strict=True)
             ]
 
-        asked: scoring.Questions[RewriteTask, RewriteRow] = scoring.Questions(
-            REWRITES, tasks, 0 if scores else size
-        )
         record = {name: every[name] for name in ("search", *_OF_PLAY)} | {
             "queries": deepretrieval_inputs.digest_of(tasks),
             "greedy": config.eval.greedy,
@@ -419,4 +416,5 @@ def open_rewriter(
             "data": {name: inputs.data[name] for name in ("model", "prompt")},
             "searched": sorted({library.digest(task) for task in tasks}),
         }
-        yield scoring.Predictor(system, stop, asked, play, record)
+        how: Any = {"system": system, "stop": stop, "play": play, "record": record}
+        yield scoring.Predictor(REWRITES, tasks, size, **how)

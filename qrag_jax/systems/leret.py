@@ -364,9 +364,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
     pool = out / CORPUS if scoring.of_others(workdir, raw, OF_QUESTIONS) else None
     with open_hop_predictor(raw, workdir, pool=pool, scores=True) as predictor:
         ways = _ways(predictor, options.checkpoint)
-        found, notes = predictor.questions.played(
-            out, ways, predictor.stop, restart=options.restart
-        )
+        found, notes = predictor.played(out, ways, predictor.stop, restart=options.restart)
         questions = halves(predictor.system.inputs.drawn)
     rows, main = {label: HOPS.read(log) for label, log in found}, found[0][0]
     summary = scoring.compared(rows, main, hop_summary, hop_gains)
@@ -431,14 +429,15 @@ def open_hop_predictor(
     If it scores, all are asked at once, by the draws of the evaluations of the training.
     """
     config = LeretConfig.of(raw)
-    mesh, size = scoring.mesh_of_run(config, workdir), config.tries.questions
-    every = raw.to_dict()
+    mesh, every = scoring.mesh_of_run(config, workdir), raw.to_dict()
+    # As many in a part as in training, whose memory suffices
+    size = 0 if scores else config.tries.questions
     with StopSignal() as stop:
         inputs = load_inputs(config, workdir, mesh, trains=trains, pool=pool)
         system = Leret(config, mesh, inputs, workdir)
 
         def play(params: Any, states: Sequence[queries.QueryState], first: int) -> list[Searched]:
-            stream = token_system.EVALUATED if scores else scoring.PREDICTED + first // size
+            stream = scoring.PREDICTED + first // size if size else token_system.EVALUATED
             return system.searched(params, states, stop, stream)
 
         record = {name: every[name] for name in _OF_PLAY} | {
@@ -447,11 +446,8 @@ def open_hop_predictor(
             "tries": every["tries"],
             "data": {name: key for name, key in inputs.data.items() if name != "questions"},
         }
-        # As many in a part as in training, whose memory suffices
-        questions: scoring.Questions[queries.QueryState, Searched] = scoring.Questions(
-            HOPS, inputs.dev, 0 if scores else size
-        )
-        yield scoring.Predictor(system, stop, questions, play, record)
+        how: Any = {"system": system, "stop": stop, "play": play, "record": record}
+        yield scoring.Predictor(HOPS, inputs.dev, size, **how)
 
 
 def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, int]:

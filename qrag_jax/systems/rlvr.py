@@ -415,7 +415,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
             for weights in player.ways(options.checkpoint)
             for name, each in players.items()
         )
-        found, notes = player.questions.played(out, ways, player.stop, restart=options.restart)
+        found, notes = player.played(out, ways, player.stop, restart=options.restart)
         questions = halves(player.system.inputs.drawn)
     logs: dict[str, dict[str, Path]] = {name: {} for name in players}
     for label, path in found:
@@ -457,9 +457,6 @@ def open_players(
         draws, greedy = sampled or 1, not sampled and config.eval.greedy
         # As many episodes side by side as in training, whose memory is known to suffice.
         size = max(1, config.train.batch_size * config.grpo.members // draws)
-        questions: scoring.Questions[ToolTask, Prediction] = scoring.Questions(
-            PREDICTIONS, inputs.dev, size, draws
-        )
 
         def play(
             library: Library | None, params: Any, tasks: Sequence[ToolTask], first: int
@@ -489,6 +486,8 @@ def open_players(
         for name, library in libraries.items():
             tools = used["tools"] | {"retriever": name}
             own_record = record | {"retriever": name, "config": used | {"tools": tools}}
-            by = functools.partial(play, library)
-            players[name] = Predictor(system, stop, questions, by, own_record)
+            by: Any = {"play": functools.partial(play, library), "record": own_record}
+            players[name] = Predictor(
+                PREDICTIONS, inputs.dev, size, draws, system=system, stop=stop, **by
+            )
         yield players

@@ -257,13 +257,12 @@ class Weights(NamedTuple):
     params: Any  # a text says why they are not here
 
 
-@dataclasses.dataclass(frozen=True)
-class Predictor:
-    """Plays questions with the model of one run."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Predictor(Questions[Any, Any]):
+    """Questions that the model of one run plays."""
 
     system: Any
     stop: StopSignal
-    questions: Questions[Any, Any]
     # (parameters, a part, number of its first) → its rows
     play: Callable[[Any, Sequence[Any], int], Sequence[Any]]
     record: dict[str, Any]  # all that the rows depend on, but for the weights

@@ -348,7 +348,7 @@ def test_a_line_has_what_became_of_a_query(run: Path, tmp_path: Path) -> None:
     config = with_fields(load_config(run / "config.json"), {"writing__query_tokens": 200})
     with open_rewriter(config, run, queries=queries) as rewriter:
         way = rewriter.way(rewriter.weights("last"))
-        rewriter.questions.into(tmp_path / "out.jsonl", way, rewriter.stop, restart=True)
+        rewriter.into(tmp_path / "out.jsonl", way, rewriter.stop, restart=True)
     other, *rows = REWRITES.read(tmp_path / "out.jsonl")
     assert other.found is None
     assert [row.original for row in rows] == ASKED[1:]
