@@ -62,31 +62,13 @@ Found = tuple[Document, ...] | Failure
 
 
 class GuardedExperience(AgentExperience):
-    """An experience that guards may end; its `position` has their state, too."""
+    """Its `position` has the state of the guards, too."""
 
-    ended = ""  # why the training ends before its next update; "": it goes on
-
-    def __init__(
-        self, guards: Any, position: Any, order: Any, playing: Any, counts: Any, **more: Any
-    ) -> None:
+    def __init__(self, beyond: Counter[str], position: Any, *how: Any, **more: Any) -> None:
         position = position or {"batches": 0, "guard": {}}
-        self._guards, self._beyond = guards, Counter[str](position["guard"])
-        super().__init__(order, playing, counts, position["batches"], **more)
-
-    def look(self, metrics: Mapping[str, float]) -> None:
-        warning = rewrite.beyond_limits(self._guards, self._beyond, metrics)
-        if warning and self._guards.action != rewrite.TELL:
-            self.ended = (
-                f"{warning} The training ends here, as config.guards.action says; the best "
-                "checkpoint is kept. To continue, raise the limit and give the same command."
-            )
-        elif warning:
-            log(f"guard: {warning}")
-
-    def next(self, state: Any, number: int, stop: StopSignal) -> Any:
-        if self.ended:
-            raise EndedEarly(self.ended)
-        return super().next(state, number, stop)
+        self._beyond = beyond
+        beyond.update(position["guard"])
+        super().__init__(*how, position["batches"], **more)
 
     def position(self) -> tuple[Any, list[Any]]:
         batches, pending = super().position()
@@ -101,7 +83,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self._shape: dict[str, float] = {}  # of the queries of the last batch
-        self._experience: GuardedExperience | None = None
+        self._beyond, self._ended = Counter[str](), ""  # of the guards, see `look`
         library, entries = inputs.library.library, {}
         if config.reward.reading_cost and isinstance(library, Collections):
             for name in {task.collection for task in inputs.train}:
@@ -117,20 +99,34 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         self.check_server(stop)
+        self._beyond = Counter[str]()
         done, how = run.progress, (self.questions, self.playing(), self.counted)
-        guarded = GuardedExperience(self.config.guards, done.batches, *how, pending=done.pending)
-        self._experience = guarded
-        return guarded
+        return GuardedExperience(self._beyond, done.batches, *how, pending=done.pending)
+
+    def prepare(self, state: TrainState, step: int, stop: StopSignal) -> None:
+        if self._ended:
+            raise EndedEarly(self._ended)
 
     def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
         """See `System`; guards look at the metrics."""
         stage = self.stage_at(self._updates(state))
         state, metrics = super().update(state, episodes)
         limited = self.config.guards.metrics
-        if stage.plan.kind == RL and limited and self._experience is not None:
+        if stage.plan.kind == RL and limited:
             found = {name: metrics[name] for name in limited if name in metrics}
-            self._experience.look(self._shape | jax.device_get(found))
+            self.look(self._shape | jax.device_get(found))
         return state, metrics
+
+    def look(self, metrics: Mapping[str, float]) -> None:
+        """Guards look at the means of an update; they may end the training before the next one."""
+        warning = rewrite.beyond_limits(self.config.guards, self._beyond, metrics)
+        if warning and self.config.guards.action != rewrite.TELL:
+            self._ended = (
+                f"{warning} The training ends here, as config.guards.action says; the best "
+                "checkpoint is kept. To continue, raise the limit and give the same command."
+            )
+        elif warning:
+            log(f"guard: {warning}")
 
     def _sampled(self, stage: token_system.Stage) -> int:
         config = self.config

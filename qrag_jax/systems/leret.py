@@ -25,7 +25,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.data.reading import without_asked
-from qrag_jax.data.sample import Sample, world
+from qrag_jax.data.sample import Sample, Split, world
 from qrag_jax.environments import queries
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
@@ -81,28 +81,26 @@ def load_inputs(
             written by what trains.
     """
     asked, search, writing = config.questions, config.search, config.writing
-    is_made, seed = asked.train == BRIDGE, asked.bridge_seed
-    if asked.dev == BRIDGE:
-        every_dev = [
-            e.query for e in world().bridge_questions(seed, "dev", range(asked.bridge_dev))
-        ]
-    else:
-        every_dev = token_system.read_samples(asked.dev, from_corpus=True)
-    made: list[Any] = []
-    train: list[Sample] = []
+    is_made, made = asked.train == BRIDGE, dict[str, list[Any]]()
+
+    def read(split: Split, text: str, count: int) -> list[Sample]:
+        if text != BRIDGE:
+            return token_system.read_samples(text, from_corpus=True)
+        made[split] = world().bridge_questions(asked.bridge_seed, split, range(count))
+        return [each.query for each in made[split]]
+
+    every_dev, train = read("dev", asked.dev, asked.bridge_dev), list[Sample]()
     passages: Callable[[], Iterable[Passage]] | None = None
     if trains or pool is not None:
-        if is_made:
-            made = world().bridge_questions(seed, "train", range(asked.bridge_corpus))
-            tried = [each.query for each in made[: asked.bridge_train]]
-        else:
-            tried = token_system.read_samples(asked.train, from_corpus=True)
-        train = without_asked(tried, every_dev)
+        every = read("train", asked.train, asked.bridge_corpus)
+        # Where they are made here, passages of more questions are searched.
+        count = asked.bridge_train if is_made else len(every)
+        train = without_asked(every[:count], every_dev)
         train = train[: asked.most or len(train)]
+        brought = (*train, *every_dev, *every[count:])
 
         def pages() -> Iterable[Passage]:
-            more = (each.query for each in made[asked.bridge_train :])
-            return pooled(page for e in (*train, *every_dev, *more) for page in e.passages)
+            return pooled(page for each in brought for page in each.passages)
 
         passages = pages
     begun = pool is not None or has_begun(workdir)
@@ -122,7 +120,7 @@ def load_inputs(
     script = None
     if is_made and trains:
         script = queries.demonstration_scripts().QueryScript.of(
-            made, library, search.gold_by, prompt
+            made["train"], library, search.gold_by, prompt
         )
     dev = states_on_corpus(every_dev)
     longest = max((*states, *dev), key=lambda state: len(state.question))
