@@ -56,7 +56,6 @@ from qrag_jax.systems import deepretrieval_inputs, scoring, token_system
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import load_inputs
 from qrag_jax.systems.search import OWN, Collections
-from qrag_jax.systems.token_system import starts_of
 
 Found = tuple[Document, ...] | Failure
 
@@ -138,8 +137,8 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
         members, tasks = self.config.rule.members, [self.inputs.train[n] for n in numbers]
-        starts = starts_of(tasks, self.keys(step, len(tasks), members))
-        episodes = self.play(weights, starts, stop, turn=self.turn)
+        keys = self.keys(step, len(tasks), members)
+        episodes = self.episodes(weights, tasks, keys, stop, turn=self.turn)
         originals = self.measures(tasks, stop)
         places = [divmod(place, members) for place in range(len(episodes))]
         return [
@@ -220,8 +219,8 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         """Plays queries for evaluation, by the draws of a stream, as deep as its measures need."""
         config, speech = self.config, self.inputs.speech
         agent, greedy = deepretrieval_inputs.agent_of(config, config.eval.depth), config.eval.greedy
-        starts = starts_of(tasks, self.keys(stream, len(tasks), 1))
-        episodes = self.play(params, starts, stop, greedy=greedy, agent=agent)
+        keys = self.keys(stream, len(tasks), 1)
+        episodes = self.episodes(params, tasks, keys, stop, greedy=greedy, agent=agent)
         form = config.writing.kind.form
         return [played_row(*each, speech, form) for each in zip(tasks, episodes, strict=True)]
 

@@ -35,7 +35,6 @@ from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_policy import row_log_probs
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import one_line
-from qrag_jax.metrics.bootstrap import interval_text
 from qrag_jax.metrics.rows import HOPS, Searched
 from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
 from qrag_jax.retrieval.corpus import pooled
@@ -232,11 +231,11 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         The state has the weights that make what is missing; None: these are gone.
         """
         play = None if state is None else self.play_by(self.weights(state), stop)
-        tried = self.trying.iteration(iteration, play, stop)
-        check_found(tried.tries)
-        states = states_of(self.config, tried)
-        lessons = lessons_of(states, tried.states, self.inputs.agent.prompt, self.inputs.speech)
-        unscored = sum(not each.scored for each in tried.tries)
+        tries, shown = self.trying.iteration(iteration, play, stop)
+        check_found(tries)
+        states = states_of(self.config, tries)
+        lessons = lessons_of(states, shown, self.inputs.agent.prompt, self.inputs.speech)
+        unscored = sum(not each.scored for each in tries)
         log(
             f"iteration {iteration}: {report_of(states)}; {unscored} tries without a score, "
             f"{lessons.too_long} states whose prompts are too long"
@@ -366,11 +365,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
         questions = halves(predictor.system.inputs.drawn)
     rows, main = {label: HOPS.read(log) for label, log in found}, found[0][0]
     summary = scoring.compared(rows, main, hop_summary, hop_gains)
-    hops = len(rows[main][0].hops)
-    lines = hop_table(summary["scores"], hops)
-    for way, gain in filter(lambda each: each[1], summary["gains"].items()):
-        interval = interval_text(gain[f"hop{hops}/all_gold"], sign=True)
-        lines.append(f"{main} - {way}, all gold: {interval}")
+    lines = hop_table(summary["scores"], summary["gains"], len(rows[main][0].hops))
     summary |= {"questions": questions, "notes": notes}
     return scoring.end_scoring(out, raw, summary, [*lines, questions["line"]])
 
@@ -396,16 +391,16 @@ def _ways(predictor: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way
         prompt = token_system.fingerprint([(asks,)])
         yield predictor.way(by, f"prompt-{name}", label, play, prompt=prompt)
 
-    def ruled(name: str, label: str, write: Callable[[queries.QueryState], str]) -> scoring.Way:
+    for name, label, write in (
+        ("question", "the question", lambda state: one_line(state.question)),
+        ("question_and_passage", "the question and the first passage", _with_passage),
+    ):
         plays = by_rule(library, config.writing.k, write)
 
-        def play(shown: Sequence[queries.QueryState], first: int) -> list[Searched]:
-            return search_hops(config, library, shown, plays, token_system.EVALUATED)[0]
+        def ruled(shown: Sequence[queries.QueryState], _: int, by: Any = plays) -> list[Searched]:
+            return search_hops(config, library, shown, by, token_system.EVALUATED)[0]
 
-        return scoring.Way(name, label, play, predictor.record)
-
-    yield ruled("question", "the question", lambda state: one_line(state.question))
-    yield ruled("question_and_passage", "the question and the first passage", _with_passage)
+        yield scoring.Way(name, label, ruled, predictor.record)
 
 
 def _with_passage(state: queries.QueryState) -> str:
@@ -464,13 +459,13 @@ def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, in
             f"--iteration={iteration}: the run has the iterations 1 to {config.iterations}."
         )
     with run_lock(system.workdir):
-        found = system.trying.iteration(iteration, None, StopSignal())
-    speech, states = system.inputs.speech, states_of(config, found)
+        tries, shown = system.trying.iteration(iteration, None, StopSignal())
+    speech, states = system.inputs.speech, states_of(config, tries)
     lines, paired = list[str](), [state for state in states if state.pairs]
     for state in paired:
         assert state.at is not None
-        shown = found.states[state.at].asked_by(0)
-        ids = speech.scaffold.opening(system.inputs.agent.prompt.messages(shown))
+        messages = system.inputs.agent.prompt.messages(shown[state.at].asked_by(0))
+        ids = speech.scaffold.opening(messages)
         text = speech.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
         for pair in state.pairs:
             chosen, rejected = (state.queries[n].query for n in (pair.winner, pair.loser))

@@ -181,11 +181,6 @@ _HOPS = 64  # most hops, likewise
 _STREAM = 2**31 - 10_000  # of the draws of examples; each list of tries has the next
 
 
-class Iteration(NamedTuple):
-    tries: list[Try]
-    states: dict[StateKey, QueryState]  # every state that was tried
-
-
 @dataclasses.dataclass(frozen=True)
 class Trying:
     """The prompts and the tries of a run; what is in its folder is not made again.
@@ -211,21 +206,78 @@ class Trying:
         """The questions that are tried: those that no example is of."""
         return range(len(self.questions)) if self.split is None else self.split.training
 
+    def prompt(self, play: PlayBy | None = None) -> QueryPrompt:
+        """All ways to ask; `play` has the first weights."""
+        bare = self.agent.prompt
+        if self.split is None:
+            return bare
+        config, path = self.config.few_shot, self.workdir / few_shot.NAME
+        made = few_shot.FewShotPrompts(bare.prompt.fingerprint)
+        if path.exists():
+            made = few_shot.read_few_shot(path, made.template)
+        for number in range(len(made.rounds) + 1, config.rounds + 1):
+            if play is None:
+                raise InputError(
+                    f"{path} is not finished, and its weights are gone; begin a new --workdir."
+                )
+            log(
+                f"examples, round {number}: {config.bootstrap_questions} questions, then "
+                f"{config.candidates} prompts on {config.rank_questions} others"
+            )
+            ranked = self._round(made, number, self.split, play)
+            made = dataclasses.replace(made, rounds=(*made.rounds, ranked))
+            # A round that leaves no prompt is refused here, before it is kept: it can be mended.
+            kept = few_shot.kept_variants(made.rounds, bare, config.kept)
+            hosts.first_does(partial(few_shot.write_few_shot, path, made))
+            scores = {prompt.name: prompt.score for ranked in made.rounds for prompt in ranked}
+            listed = ", ".join(f"{each.name} ({scores[each.name]:.3f})" for each in kept)
+            log(f"prompts with examples by mean AP on questions held out: {listed}")
+        variants = few_shot.kept_variants(made.rounds, bare, config.kept)
+        return dataclasses.replace(bare, variants=variants)
+
+    def _round(
+        self, made: few_shot.FewShotPrompts, number: int, split: few_shot.Split, play: PlayBy
+    ) -> tuple[few_shot.Candidate, ...]:
+        config, stream = self.config, _STREAM + 100 * number
+
+        def tried(places: Sequence[int], variants: tuple[Variant, ...], stream: int) -> list[Tried]:
+            """The tries of questions at all hops, by the bare prompt or by one other."""
+            by = partial(play, dataclasses.replace(self.agent.prompt, variants=variants))
+            states = [self.questions[place] for place in places]
+            return search_hops(config, self.library, states, by, stream, variant=len(variants))[1]
+
+        best = () if not made.rounds else (made.rounds[-1][0].variant,)
+        shown = tried(split.bootstrap, best, stream)
+        solved = few_shot.full_credit(shown, config.writing.hops, config.search.gold_by)
+        candidates = few_shot.drawn_candidates(solved, config.few_shot, number)
+        rewards = [
+            [one.reward for one in tried(split.rank, (each.variant,), stream + n)]
+            for n, each in enumerate(candidates, start=1)
+        ]
+        return few_shot.ranked(candidates, rewards)
+
     def variants(self, prompt: QueryPrompt) -> tuple[int, ...]:
         """Numbers of the prompts that try; there may be fewer than the config asks for."""
         there = range(len(prompt.names))
         return tuple(number for number in self.config.tries.variants if number in there)
 
+    # ---------------------------------------------------------------- tries
+
     def folder(self, number: int) -> Path:
         return self.workdir / FOLDER / f"iteration-{number}"
 
-    def iteration(self, number: int, play: PlayBy | None, stop: StopSignal) -> Iteration:
-        """The tries of iteration `number`, by the weights of its start; the first makes prompts."""
+    def iteration(
+        self, number: int, play: PlayBy | None, stop: StopSignal
+    ) -> tuple[list[Try], dict[StateKey, QueryState]]:
+        """The tries of iteration `number`, by the weights of its start, and all states of them.
+
+        Prompts are made by the weights of the first iteration.
+        """
         prompt = self.prompt(play if number == 1 else None)
-        found, variants = Iteration([], {}), self.variants(prompt)
+        every, states, variants = list[Try](), dict[StateKey, QueryState](), self.variants(prompt)
         now = {StateKey(n, 1): self.questions[place] for n, place in enumerate(self.asked)}
         for hop in range(1, self.config.writing.hops + 1):
-            found.states.update(now)
+            states |= now
             parts, path = self._parts(now, variants), self.folder(number) / f"hop-{hop}.jsonl"
             tries, ends = TRIES.read_partial(path), [0, *itertools.accumulate(map(len, parts))]
             # What is sampled side by side may depend on all of a part, in the last bits: the tries
@@ -248,9 +300,9 @@ class Trying:
                 made = [try_of(self.config, a, e) for a, e in zip(part, episodes, strict=True)]
                 hosts.first_does(partial(TRIES.append, path, made))
                 tries += made
-            found.tries.extend(tries)
-            now = self._next(number, hop, tries, found)
-        return found
+            every += tries
+            now = self._next(number, hop, tries, states)
+        return every, states
 
     def _parts(
         self, states: dict[StateKey, QueryState], variants: Sequence[int]
@@ -274,73 +326,19 @@ class Trying:
         return [Start(a.state, keys[n, draws[n]]) for n, a in enumerate(part)]
 
     def _next(
-        self, number: int, hop: int, tries: Sequence[Try], found: Iteration
+        self, number: int, hop: int, tries: Sequence[Try], states: Mapping[StateKey, QueryState]
     ) -> dict[StateKey, QueryState]:
+        """The states of the next hop: of each question that goes on, behind one of its tries."""
         by_question: dict[int, list[Try]] = {}
         for each in tries:
             by_question.setdefault(each.question, []).append(each)
-        states = {}
+        following = {}
         for question, own in sorted(by_question.items()):
             seed = (self.config.seed, number, hop, question)
             if best := choose(own, seed):
                 at = StateKey(question, hop + 1)
-                states[at] = state_after(found.states[best.at], best, self.library)
-        return states
-
-    # ---------------------------------------------------------------- prompts with examples
-
-    def prompt(self, play: PlayBy | None = None) -> QueryPrompt:
-        """All ways to ask; `play` has the first weights."""
-        bare = self.agent.prompt
-        if self.split is None:
-            return bare
-        config, path = self.config.few_shot, self.workdir / few_shot.NAME
-        made = few_shot.FewShotPrompts(bare.prompt.fingerprint)
-        if path.exists():
-            made = few_shot.read_few_shot(path, made.template)
-        if not made.kept and play is None:
-            raise InputError(
-                f"{path} is not finished, and its weights are gone; begin a new --workdir."
-            )
-        if not made.kept:
-            for number in range(len(made.rounds) + 1, config.rounds + 1):
-                log(
-                    f"examples, round {number}: {config.bootstrap_questions} questions, then "
-                    f"{config.candidates} prompts on {config.rank_questions} others"
-                )
-                ranked = self._round(made, number, self.split, play)
-                made = dataclasses.replace(made, rounds=(*made.rounds, ranked))
-                # A round that leaves no prompt is refused before it is kept: it can be mended.
-                few_shot.kept_variants(made.rounds, bare, config.kept)
-                hosts.first_does(partial(few_shot.write_few_shot, path, made))
-            kept = few_shot.kept_variants(made.rounds, bare, config.kept)
-            made = dataclasses.replace(made, kept=tuple(variant.name for variant in kept))
-            hosts.first_does(partial(few_shot.write_few_shot, path, made))
-            scores = {prompt.name: prompt.score for ranked in made.rounds for prompt in ranked}
-            listed = ", ".join(f"{name} ({scores[name]:.3f})" for name in made.kept)
-            log(f"prompts with examples by mean AP on questions held out: {listed}")
-        return dataclasses.replace(bare, variants=made.variants)
-
-    def _round(
-        self, made: few_shot.FewShotPrompts, number: int, split: few_shot.Split, play: PlayBy
-    ) -> tuple[few_shot.Candidate, ...]:
-        config, stream = self.config, _STREAM + 100 * number
-
-        def tried(places: Sequence[int], variants: tuple[Variant, ...], stream: int) -> list[Tried]:
-            """The tries of questions at all hops, by the bare prompt or by one other."""
-            by = partial(play, dataclasses.replace(self.agent.prompt, variants=variants))
-            states = [self.questions[place] for place in places]
-            return search_hops(config, self.library, states, by, stream, variant=len(variants))[1]
-
-        best = () if not made.rounds else (made.rounds[-1][0].variant,)
-        shown = tried(split.bootstrap, best, stream)
-        solved = few_shot.full_credit(shown, config.writing.hops, config.search.gold_by)
-        candidates = few_shot.drawn_candidates(solved, config.few_shot, number)
-        rewards = [
-            [one.reward for one in tried(split.rank, (each.variant,), stream + n)]
-            for n, each in enumerate(candidates, start=1)
-        ]
-        return few_shot.ranked(candidates, rewards)
+                following[at] = state_after(states[best.at], best, self.library)
+        return following
 
 
 # ---------------------------------------------------------------- what is learned from tries
@@ -348,10 +346,10 @@ class Trying:
 _MEASURED = 8  # states whose prompts are measured for the longest
 
 
-def states_of(config: LeretConfig, found: Iteration) -> list[StatePairs]:
+def states_of(config: LeretConfig, tries: Sequence[Try]) -> list[StatePairs]:
     """What is learned at each state that was tried in an iteration."""
     by_state: dict[StateKey, list[Try]] = {}
-    for each in found.tries:
+    for each in tries:
         by_state.setdefault(each.at, []).append(each)
     return [pairs_of(tries, config.pairs) for tries in by_state.values()]
 

@@ -172,15 +172,6 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
     """What RLVR has with our own tools and in an environment of verifiers."""
 
     @abc.abstractmethod
-    def episodes(
-        self, weights: Any, tasks: Sequence[Any], keys: np.ndarray, stop: StopSignal, **how: Any
-    ) -> list[Episode]:
-        """Plays tasks, the episodes of each side by side; keys uint32 `[task, member, 2]`.
-
-        `how`: `greedy`; `library`, what the tools read, None: what they read in training.
-        """
-
-    @abc.abstractmethod
     def trajectory(
         self, episode: Episode, question: int, member: int, task: Any
     ) -> TokenTrajectory:
@@ -310,13 +301,6 @@ class Rlvr(ToolSystem):
             f"{config.train.batch_size} questions × {config.grpo.members} episodes; tools over "
             f"{config.tools.corpus or 'own documents'} by {config.tools.retriever}, {self._where}"
         )
-
-    # ---------------------------------------------------------------- episodes
-
-    def episodes(
-        self, weights: Any, tasks: Sequence[Any], keys: np.ndarray, stop: StopSignal, **how: Any
-    ) -> list[Episode]:
-        return self.play(weights, token_system.starts_of(tasks, keys), stop, **how)
 
     def _played(self, *how: Any) -> list[TokenTrajectory]:
         found, most = super()._played(*how), self.config.tools.max_failed_share

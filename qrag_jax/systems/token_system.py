@@ -184,6 +184,12 @@ def spoken(talks: Iterable[token_episodes.Talk]) -> Iterator[str]:
             yield said
 
 
+def starts_of(tasks: Sequence[Any], keys: np.ndarray) -> list[token_episodes.Start]:
+    """Episodes of these tasks, those of a task side by side; keys uint32 `[task, member, 2]`."""
+    of_tasks = zip(tasks, keys, strict=True)
+    return [token_episodes.Start(task, key) for task, own in of_tasks for key in own]
+
+
 Config = TypeVar("Config", bound=TokenConfig)
 
 
@@ -498,6 +504,15 @@ class TokenSystem(abc.ABC, Generic[Config]):
         keys = np.asarray(jax.random.key_data(jax.random.split(key, tasks * members)))
         return keys.reshape(tasks, members, -1)
 
+    def episodes(
+        self, weights: Any, tasks: Sequence[Any], keys: np.ndarray, stop: StopSignal, **how: Any
+    ) -> list[token_episodes.Episode]:
+        """Plays tasks, the episodes of each side by side; keys uint32 `[task, member, 2]`.
+
+        `how`: see `play`.
+        """
+        return self.play(weights, starts_of(tasks, keys), stop, **how)
+
     def play(
         self,
         weights: Params | Versioned,
@@ -606,15 +621,6 @@ class TokenSystem(abc.ABC, Generic[Config]):
     def _advice(self) -> str:
         rate = self.config.optimizer.learning_rate
         return f"a lower --config.optimizer.learning_rate (it is {rate:g}), or "
-
-
-def starts_of(tasks: Sequence[Any], keys: np.ndarray) -> list[token_episodes.Start]:
-    """Episodes of these tasks, those of a task side by side; keys uint32 `[task, member, 2]`."""
-    return [
-        token_episodes.Start(task, key)
-        for task, own in zip(tasks, keys, strict=True)
-        for key in own
-    ]
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import LeretConfig
-from qrag_jax.systems.leret_tries import Asked, Iteration, search_hops, states_of, try_of
+from qrag_jax.systems.leret_tries import Asked, search_hops, states_of, try_of
 from tests.entry_points import metric_lines
 from tests.environments.trying import BERG, LATER, OSLO, RAIN, STATE, tiny_speech
 from tests.systems.corpora import tree
@@ -70,15 +70,15 @@ def rows_of(system: Leret, step: int) -> list[tuple[tuple[int, ...], tuple[int, 
 # ---------------------------------------------------------------- what tries teach
 
 
-def learned(system: Leret, iteration: int) -> tuple[list[StatePairs], Iteration]:
-    """The pairs and targets of all states, from the tries of an iteration."""
-    found = system.trying.iteration(iteration, None, STOP)
-    return states_of(system.config, found), found
+def learned(system: Leret, iteration: int) -> tuple[list[StatePairs], Any]:
+    """The pairs and targets of all states, from the tries of an iteration, and the states."""
+    tries, states = system.trying.iteration(iteration, None, STOP)
+    return states_of(system.config, tries), states
 
 
-def bare(system: Leret, found: Iteration, at: StateKey) -> tuple[int, ...]:
+def bare(system: Leret, shown: Any, at: StateKey) -> tuple[int, ...]:
     """The tokens that ask for a query at a state, by the prompt without a style."""
-    messages = system.inputs.agent.prompt.messages(found.states[at].asked_by(0))
+    messages = system.inputs.agent.prompt.messages(shown[at].asked_by(0))
     return tuple(map(int, system.inputs.speech.scaffold.opening(messages)))
 
 
