@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,7 +25,7 @@ from qrag_jax.retrieval.boolean_search import parse_boolean
 from qrag_jax.retrieval.index_folder import BOOLEAN, CORPUS
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.libraries import KeptResults
-from qrag_jax.runtime.run import DEV, log
+from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
 from qrag_jax.systems.search import (
@@ -116,23 +115,18 @@ def load_inputs(
         sentences = world("sentences.py").corpus_sentences(config.dropped, corpora)
         script = demonstration_scripts().RewriteScript(*sentences)
     agent = agent_of(config, config.reward.k)
-    longest = max(itertools.chain(*tasks.values()), key=lambda task: len(task.question.encode()))
     return token_inputs(
         config,
         workdir,
         mesh,
         turn=config.writing.query_tokens,
-        prompts=[(longest.id, agent.messages(longest))],
+        **tasks,
+        digest=digest_of,
         agent=agent,
+        asks=lambda task: [agent.messages(task)],
         library=KeptResults(library, config.search.kept),
         script=script,
-        data={
-            "prompt": agent.prompt.fingerprint,
-            "queries": digest_of(tasks["train"]),
-            DEV: digest_of(tasks["dev"]),
-            **data,
-        },
-        **tasks,
+        data={"prompt": agent.prompt.fingerprint, **data},
     )
 
 

@@ -47,7 +47,7 @@ from qrag_jax.rollouts.token_episodes import Episode, Start
 from qrag_jax.rollouts.trajectories import DONE, REWARD, TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import DEV, log
+from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import has_begun, read_fields
 from qrag_jax.runtime.whole_files import run_lock, write_json, write_whole
 from qrag_jax.systems import scoring, token_system
@@ -121,26 +121,19 @@ def load_inputs(
         script = queries.demonstration_scripts().QueryScript.of(
             made["train"], library, search.gold_by, prompt
         )
-    dev = states_on_corpus(every_dev)
-    longest = max((*states, *dev), key=lambda state: len(state.question))
-    asks = (prompt.messages(longest.asked_by(number)) for number in range(len(prompt.names)))
     return token_system.token_inputs(
         config,
         workdir,
         mesh,
         turn=writing.query_tokens,
-        prompts=((longest.id, messages) for messages in asks),
-        agent=queries.QueryAgent(prompt, writing.k, writing.stop),
-        library=library,
         train=states,
-        dev=dev,
+        dev=states_on_corpus(every_dev),
+        digest=digest_of,
+        agent=queries.QueryAgent(prompt, writing.k, writing.stop),
+        asks=lambda state: [prompt.messages(state.asked_by(n)) for n in range(len(prompt.names))],
+        library=library,
         script=script,
-        data={
-            "questions": digest_of(states),
-            DEV: digest_of(dev),
-            "prompt": prompt.prompt.fingerprint,
-            "corpus": library.corpus.digest,
-        },
+        data={"prompt": prompt.prompt.fingerprint, "corpus": library.corpus.digest},
     )
 
 

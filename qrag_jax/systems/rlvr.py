@@ -47,7 +47,7 @@ from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.token_episodes import Episode, Library, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import DEV, Run, log
+from qrag_jax.runtime.run import Run, log
 from qrag_jax.systems import scoring, token_system
 from qrag_jax.systems.config import refuse
 from qrag_jax.systems.rlvr_config import GRPO, RlvrConfig
@@ -121,7 +121,6 @@ def load_inputs(
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
-    longest = max((*train, *dev), key=lambda task: len(task.question))
     # A server tells no digest of what it searches.
     searched = {"corpus": corpus.digest if corpus else tools.corpus} if tools.corpus else {}
     return token_system.token_inputs(
@@ -129,20 +128,16 @@ def load_inputs(
         workdir,
         mesh,
         turn=tools.turn_tokens,
-        prompts=[(longest.id, agent.opening(longest.question))],
-        sampled=1,
-        agent=agent,
-        library=library,
-        functions=functions,
         train=train,
         dev=dev,
+        digest=digest_of,
+        agent=agent,
+        asks=lambda task: [agent.opening(task.question)],
+        sampled=1,
+        library=library,
+        functions=functions,
         script=demonstration_scripts().ToolScript(bridge) if bridge else None,
-        data={
-            "questions": digest_of(train),
-            DEV: digest_of(dev),
-            "prompt": agent.prompt.fingerprint,
-            **searched,
-        },
+        data={"prompt": agent.prompt.fingerprint, **searched},
     )
 
 

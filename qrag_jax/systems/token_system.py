@@ -57,7 +57,7 @@ from qrag_jax.runtime.aot import Calls, Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, put_whole, shardings_of
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.step_log import LogText
 from qrag_jax.runtime.whole_files import model_digest
@@ -96,12 +96,14 @@ def token_inputs(
     *,
     turn: int,
     data: Mapping[str, str],
-    agent: Any = None,
-    texts: Callable[[], Iterable[str]] | None = None,
-    prompts: Iterable[tuple[str, Messages]] = (),
-    sampled: int = 0,
+    train: Sequence[Any] = (),
     dev: Sequence[Any] = (),
     test: Sequence[Any] = (),
+    digest: Callable[[Sequence[Any]], str] | None = None,
+    agent: Any = None,
+    asks: Callable[[Any], Iterable[Messages]] = lambda task: (),
+    sampled: int = 0,
+    texts: Callable[[], Iterable[str]] | None = None,
     script: Any = None,
     **parts: Any,
 ) -> TokenInputs:
@@ -109,10 +111,12 @@ def token_inputs(
 
     Args:
         turn: most tokens that a turn may sample.
-        texts: the tokenizer of a tiny model is trained on them; None: on those of the script.
-        prompts: the longest ones, with the names of their questions.
-        sampled: tokens for which there must be room behind each of them; 0: a turn's.
+        data: content keys besides those of the questions.
         dev, test: all of them, of which those are drawn that `config.eval` asks for.
+        digest: the content key of questions; None: it is in `data`.
+        asks: the first prompts of a question; the room must suffice for the longest one's.
+        sampled: tokens for which there must be room behind each of these; 0: a turn's.
+        texts: the tokenizer of a tiny model is trained on them; None: on those of the script.
     """
 
     def known() -> Iterable[str]:
@@ -130,23 +134,28 @@ def token_inputs(
         )
     scaffold = scaffold_of(model.tokenizer, thinking=config.thinking)
     more = sampled or turn
-    for name, prompt in prompts:
+    longest = max((*train, *dev, *test), key=lambda task: len(task.question.encode()))
+    for prompt in asks(longest):
         tokens = len(scaffold.opening(prompt))
         if tokens + more > room:
             raise InputError(
-                f"the prompt of {name!r} has {tokens} tokens, {more} more may be sampled behind "
-                f"it, and config.sampling.room is {room}; raise it, or shorten the prompt."
+                f"the prompt of {longest.id!r} has {tokens} tokens, {more} more may be sampled "
+                f"behind it, and config.sampling.room is {room}; raise it, or shorten the prompt."
             )
+    keys = {**data, "model": model_digest(model.folder, log)}
+    if digest is not None:
+        keys |= {"questions": digest(train), DEV: digest(dev)}
     shown, tested = (drawn([task.id for task in tasks], config.eval) for tasks in (dev, test))
     return TokenInputs(
         model=model,
         speech=token_episodes.Speech(model.tokenizer, scaffold, turn, room),
         agent=agent,
+        train=train,
         dev=[dev[place] for place in shown.places],
         test=[test[place] for place in tested.places],
         drawn=shown,
         script=script if config.IMITATION in config.stages else None,
-        data={**data, "model": model_digest(model.folder, log)},
+        data=keys,
         **parts,
     )
 
