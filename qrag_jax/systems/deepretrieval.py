@@ -133,13 +133,11 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
 
     # ---------------------------------------------------------------- episodes
 
-    def _played(
-        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
+    def rewarded(
+        self, weights: Any, tasks: Any, numbers: Any, keys: Any, stop: Any, **how: Any
     ) -> list[TokenTrajectory]:
-        members, tasks = self.config.rule.members, [self.inputs.train[n] for n in numbers]
-        keys = self.keys(step, len(tasks), members)
-        episodes = self.episodes(weights, tasks, keys, stop, turn=self.turn)
-        originals = self.measures(tasks, stop)
+        episodes = self.episodes(weights, tasks, keys, stop, turn=self.turn, **how)
+        originals, members = self.measures(tasks, stop), keys.shape[1]
         places = [divmod(place, members) for place in range(len(episodes))]
         return [
             self.trajectory(episode, (numbers[n], member), tasks[n], originals[n])

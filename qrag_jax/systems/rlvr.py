@@ -173,27 +173,13 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
         """An episode with the parts of its reward; none if it, or a user's rubric, failed."""
 
     def rewarded(
-        self,
-        weights: Any,
-        tasks: Sequence[Any],
-        numbers: Sequence[int],
-        keys: np.ndarray,
-        stop: StopSignal,
-        **how: Any,
-    ) -> list[tuple[TokenTrajectory, Episode]]:
-        """Episodes of questions of these numbers, with their rewards; `how`: see `episodes`."""
-        found = []
-        for n, episode in enumerate(self.episodes(weights, tasks, keys, stop, **how)):
-            place, member = divmod(n, keys.shape[1])
-            found.append((self.trajectory(episode, numbers[place], member, tasks[place]), episode))
-        return found
-
-    def _played(
-        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
+        self, weights: Any, tasks: Any, numbers: Any, keys: Any, stop: Any, **how: Any
     ) -> list[TokenTrajectory]:
-        tasks = [self.inputs.train[number] for number in numbers]
-        keys = self.keys(step, len(tasks), self.config.grpo.members)
-        return [played for played, _ in self.rewarded(weights, tasks, numbers, keys, stop)]
+        found, members = list[TokenTrajectory](), keys.shape[1]
+        for n, episode in enumerate(self.episodes(weights, tasks, keys, stop, **how)):
+            place, member = divmod(n, members)
+            found.append(self.trajectory(episode, numbers[place], member, tasks[place]))
+        return found
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         from qrag_jax.evaluators.token_scores import tool_evaluation
@@ -202,13 +188,12 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
         keys, numbers = self.keys(token_system.EVALUATED, len(tasks), 1), range(len(tasks))
         played = self.rewarded(state.params, tasks, numbers, keys, stop, greedy=settings.greedy)
         best_by = REWARD if self.config.env.verifiers else settings.best_by
-        trajectories = [trajectory for trajectory, _ in played]
+        unused = () if self.config.tools.path else _OF_CALLS
 
         def row_of(place: int) -> Prediction:
-            return self.row(trajectories[place], tasks[place])
+            return self.row(played[place], tasks[place])
 
-        unused = () if self.config.tools.path else _OF_CALLS
-        return tool_evaluation(step, trajectories, best_by, row_of, unused)
+        return tool_evaluation(step, played, best_by, row_of, unused)
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {
@@ -216,9 +201,7 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
             "failed_episodes": float(counts.failed),
         }
 
-    def row(
-        self, trajectory: TokenTrajectory, task: ToolTask, episode: Episode | None = None
-    ) -> Prediction:
+    def row(self, trajectory: TokenTrajectory, task: ToolTask) -> Prediction:
         """An episode as files of predictions have it."""
         return Prediction(
             id=task.id,
@@ -446,10 +429,7 @@ def open_players(
             keys = np.asarray(draw_keys(key, np.array(numbers, np.uint32), draws))
             how: Any = {"greedy": greedy, "library": library}
             played = system.rewarded(params, tasks, numbers, keys, stop, **how)
-            return [
-                system.row(trajectory, tasks[n // draws], episode)
-                for n, (trajectory, episode) in enumerate(played)
-            ]
+            return [system.row(each, tasks[n // draws]) for n, each in enumerate(played)]
 
         used = {n: v for n, v in raw.to_dict().items() if n not in _OF_TRAINING}
         record = {

@@ -24,7 +24,7 @@ from qrag_jax.evaluators.token_scores import episode_columns
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.llm.text.scaffolds import ChatRenderer, content_text
 from qrag_jax.metrics.bootstrap import columns_of, means, score_table, with_intervals
-from qrag_jax.metrics.rows import PREDICTIONS, Prediction, scored_episodes
+from qrag_jax.metrics.rows import PREDICTIONS, scored_episodes
 from qrag_jax.rollouts import environment_play
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Episode
@@ -229,29 +229,20 @@ class EnvironmentRlvr(ToolSystem):
         turns = [turn for segment in episode.segments for turn in segment]
         tally = {"turns": len(turns), "sampled_tokens": sum(len(turn.sampled) for turn in turns)}
         facts: dict[str, Any] = {"tally": tally, "cited": [], "seen": []}
-        parts: dict[str, float] = {}
+        parts, record = dict[str, float](), dict[str, Any]()  # `record`: verifiers' own
         if isinstance(ended, Failed):
             facts["message"] = ended.message
+            record = {"error": {"error": ended.cause, "message": ended.message}, "reward": None}
         else:
             assert isinstance(ended, environment_play.Scored)
             parts = {**ended.parts, REWARD: ended.reward}
             if REWARD in ended.parts:  # a part has the name of the whole
                 parts[f"{REWARD}_part"] = ended.parts[REWARD]
             facts |= {"answer": "", "stop": ended.stop, "outside": ended.outside}
+            record = {**ended.record}
+        facts[TRACE] = json.dumps(record)
         at = task.number, member, episode.attempts
         return TokenTrajectory(*at, episode.segments, episode.status, parts, facts)
-
-    def row(
-        self, trajectory: TokenTrajectory, task: ToolTask, episode: Episode | None = None
-    ) -> Prediction:
-        row = super().row(trajectory, task)
-        if episode is not None:  # verifiers' own record
-            ended: Any = episode.ended
-            record = getattr(ended, "record", None)
-            if isinstance(ended, Failed):
-                record = {"error": {"error": ended.cause, "message": ended.message}, "reward": None}
-            row.trajectory["facts"][TRACE] = json.dumps(record)
-        return row
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return super()._counted(counts) | {

@@ -239,11 +239,25 @@ class TokenSystem(abc.ABC, Generic[Config]):
         kinds = {kind: self._first_stage(first) for kind, first in firsts.items()}
         return [kinds[plan.kind]._replace(plan=plan) for plan in self.config.plan]
 
-    @abc.abstractmethod
+    def rewarded(
+        self,
+        weights: Any,
+        tasks: Sequence[Any],
+        numbers: Sequence[int],
+        keys: np.ndarray,
+        stop: StopSignal,
+        **how: Any,
+    ) -> list[TokenTrajectory]:
+        """Plays questions of these numbers, see `episodes`; their episodes with their rewards."""
+        raise NotImplementedError
+
     def _played(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
     ) -> list[TokenTrajectory]:
         """What is learned from in a stage that does not imitate; see `experience.Playing`."""
+        tasks = [self.inputs.train[number] for number in numbers]
+        keys = self.keys(step, len(tasks), self.config.rule.members)
+        return self.rewarded(weights, tasks, numbers, keys, stop)
 
     @abc.abstractmethod
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
