@@ -176,8 +176,8 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         self.line = (
             f"{len(inputs.train)} training questions of {config.writing.hops} hops, "
             f"{len(inputs.dev)} scored, {len(inputs.library.corpus)} passages searched by "
-            f"{config.search.engine}; {config.tries.asked} prompts × {config.tries.samples} tries "
-            f"at a state; {self.steps}; {self._where}"
+            f"{config.search.engine}; {len(config.tries.variants)} prompts × "
+            f"{config.tries.samples} tries at a state; {self.steps}; {self._where}"
         )
 
     # ---------------------------------------------------------------- prompts → tries → lessons

@@ -57,11 +57,6 @@ class TriesConfig:
     questions: Count = 64  # questions whose tries are made at once, and kept together
 
     @property
-    def asked(self) -> int:
-        """Prompts that try at a state."""
-        return 1 if self.ways == BARE_ONLY else self.prompts + self.with_bare
-
-    @property
     def variants(self) -> tuple[int, ...]:
         """Numbers of the prompts that try at a state; 0 is the bare one."""
         if self.ways == BARE_ONLY:
@@ -120,7 +115,7 @@ class LeretConfig(token_config.TokenConfig):
         refuse(
             self,
             (asked.bridge_corpus < asked.bridge_train, "questions.bridge_corpus", few),
-            (tries.asked * tries.samples < 2, "tries.samples", alone),
+            (len(tries.variants) * tries.samples < 2, "tries.samples", alone),
             (scripted and asked.train != token_config.BRIDGE, "questions.train", other),
             (tries.ways == STYLED and not scripted, "tries.ways", unknown),
             (repeats and not self.sampling.temperature, "sampling.temperature", alike),
