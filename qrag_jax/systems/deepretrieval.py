@@ -265,11 +265,10 @@ _OF_PLAY = ("model", "writing", "sampling", "seed")
 
 def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint on `config.queries.test`; returns the summary."""
-    raw = raw.copy_and_resolve_references()
-    out = options.out or workdir / "eval"
-    others = scoring.are_others(workdir, raw, OF_QUERIES, options.out)
-    raw.eval.samples = options.samples
-    search = out / deepretrieval_inputs.SEARCH if others else None
+    raw, out, _ = scoring.begin_scoring(workdir, raw, options, OF_QUERIES)
+    search = None
+    if scoring.of_others(workdir, raw, OF_QUERIES):
+        search = out / deepretrieval_inputs.SEARCH
     with open_rewriter(raw, workdir, search=search, scores=True) as rewriter:
         ways, config = _ways(rewriter, options.checkpoint), rewriter.system.config
         found, notes = rewriter.played(out, ways, rewriter.stop, restart=options.restart)

@@ -144,7 +144,7 @@ def begin_scoring(
     are_others(workdir, raw, fields, options.out)
     others = bool(of_others(workdir, raw, asked))
     chose, raw.eval.samples = int(raw.eval.samples), options.samples
-    if raw.eval.part != ALL:
+    if raw.eval.get("part", ALL) != ALL:
         raw.eval.part = ALL if others else REPORTED
     out = options.out or workdir / "eval"
     return raw, out, lambda drawn: drawn.summary(chose, others=others)
