@@ -63,11 +63,11 @@ Found = tuple[Document, ...] | Failure
 class GuardedExperience(AgentExperience):
     """Its `position` has the state of the guards, too."""
 
-    def __init__(self, beyond: Counter[str], position: Any, *how: Any, **more: Any) -> None:
+    def __init__(self, beyond: Counter[str], position: Any, **how: Any) -> None:
         position = position or {"batches": 0, "guard": {}}
         self._beyond = beyond
         beyond.update(position["guard"])
-        super().__init__(*how, position["batches"], **more)
+        super().__init__(batches=position["batches"], **how)
 
     def position(self) -> tuple[Any, list[Any]]:
         batches, pending = super().position()
@@ -99,8 +99,9 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         self.check_server(stop)
         self._beyond = Counter[str]()
-        done, how = run.progress, (self.questions, self.playing(), self.counted)
-        return GuardedExperience(self._beyond, done.batches, *how, pending=done.pending)
+        how: Any = {"order": self.questions, "playing": self.playing(), "counts": self.counted}
+        done = run.progress
+        return GuardedExperience(self._beyond, done.batches, **how, pending=done.pending)
 
     def prepare(self, state: TrainState, step: int, stop: StopSignal) -> None:
         if self._ended:
