@@ -85,11 +85,11 @@ def main() -> int:
     with writing(file or folder, "--out"), opened as (player, ending):
         weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
         out = file or folder / "predictions" / f"{weights.name}{ending}.jsonl"
-        way, asked, restart = player.way(weights), player.questions, bool(RESTART.value)
-        status = resumable(lambda: asked.into(out, way, player.stop, restart=restart), str(out))
+        way, restart = player.way(weights), bool(RESTART.value)
+        status = resumable(lambda: player.into(out, way, player.stop, restart=restart), str(out))
     if status:
         return status
-    count = len(asked.asked)
+    count = len(player.asked)
     print(f"{count * draws} rows of {count} questions, {weights.label}: {out}")
     if config.system == deepretrieval_config.NAME:
         print("\n".join(rewritten_lines(REWRITES.read(out))))

@@ -38,16 +38,7 @@ from qrag_jax.llm.text.tool_calls import HERMES, ToolCall, write_call
 from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, states_on
-from qrag_jax.rollouts.token_episodes import (
-    Episode,
-    Library,
-    Speech,
-    Talk,
-    all_sampled,
-    encoded,
-    read,
-)
-from qrag_jax.rollouts.trajectories import Segment
+from qrag_jax.rollouts.token_episodes import Episode, Library, Speech, Talk, encoded, read
 
 # Streams of `Draw`; 0 and 1 draw the questions of the two splits, 4 draws few-shot prompts, and 12
 # and 13 draw talkative questions.
@@ -332,8 +323,9 @@ def draw_rewriting(seed: int, index: int, question: TalkativeQuestion) -> tuple[
 
 
 # ---------------------------------------------------------------- what the systems imitate
-# A script has a length, the number of its questions. `talks` gives those of its demonstrations on
-# which a tiny model's tokenizer is trained. All depend on the arguments only.
+# A script has a length, the number of its questions. `episodes` gives demonstrations `first`,
+# `first` + 1 and so on, of questions of these numbers, each with its number; `talks` those on which
+# a tiny model's tokenizer is trained. All depend on the arguments only.
 
 
 def scripted_talk(agent: Agent, task: ToolTask, script: Demonstration, library: Library) -> Talk:
@@ -379,8 +371,19 @@ def styled_episode(hop: Written, prompt: QueryPrompt, speech: Speech) -> Episode
     return episode
 
 
+class _OneByOne:
+    """A script whose demonstrations are played one after the other, each by its `talk`."""
+
+    def episodes(
+        self: Any, config: Any, inputs: Any, numbers: Sequence[int], first: int
+    ) -> Iterator[tuple[int, Episode]]:
+        for index, number in enumerate(numbers, first):
+            talk = self.talk(config, inputs.agent, inputs.library, number, index)
+            yield number, encoded(talk, inputs.speech)
+
+
 @dataclasses.dataclass(frozen=True)
-class ToolScript:
+class ToolScript(_OneByOne):
     """Of RLVR: questions are answered with tools."""
 
     questions: Sequence[BridgeQuestion]
@@ -428,17 +431,14 @@ class QueryScript:
     def __len__(self) -> int:
         return len(self.demonstrated)
 
-    def segments(
-        self, config: Any, numbers: Sequence[int], first: int, speech: Speech
-    ) -> list[Segment]:
-        """All hops of demonstrations `first`, `first` + 1 and so on, of these questions."""
-        found: list[Segment] = []
-        for index, hops in enumerate(self._played(config, numbers, first), first):
+    def episodes(
+        self, config: Any, inputs: Any, numbers: Sequence[int], first: int
+    ) -> Iterator[tuple[int, Episode]]:
+        """Each hop is an episode of its own."""
+        played = zip(numbers, self._played(config, numbers, first), strict=True)
+        for index, (number, hops) in enumerate(played, first):
             for hop in draw_renamed(config.styles, config.seed, index, hops):
-                episode = styled_episode(hop, self.prompt, speech)
-                episode = all_sampled(episode) if config.script.observed else episode
-                found += episode.segments
-        return found
+                yield number, styled_episode(hop, self.prompt, inputs.speech)
 
     def talks(self, config: Any, agent: Any) -> Iterator[Talk]:
         for hops in self._played(config, range(min(300, len(self))), 0):
@@ -462,7 +462,7 @@ class QueryScript:
 
 
 @dataclasses.dataclass(frozen=True)
-class RewriteScript:
+class RewriteScript(_OneByOne):
     """Of DeepRetrieval: queries are rewritten, or words of sentences left out."""
 
     given: Sequence[TalkativeQuestion | str]  # queries of which the script knows all, or sentences

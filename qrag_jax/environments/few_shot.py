@@ -3,7 +3,7 @@
 In each round the questions of `Split.bootstrap` are played by the bare prompt, or by the best one
 of the round before; `full_credit` says which tries may be shown (LeReT shows any that found
 something), `drawn_candidates` makes prompts of them, and these are `ranked` by their tries at the
-questions of `Split.rank`. A file keeps the finished rounds, and then the prompts.
+questions of `Split.rank`. A file keeps the finished rounds.
 """
 
 from __future__ import annotations
@@ -205,12 +205,6 @@ def _drawn_set(solved: Sequence[Example], size: int, draw: Draw) -> tuple[Exampl
 class FewShotPrompts:
     template: str  # fingerprint of the prompt's file, see `prompts.Prompt`
     rounds: tuple[tuple[Candidate, ...], ...] = ()  # the ranked prompts of each finished round
-    kept: tuple[str, ...] = ()  # names of those that are used, best first; () until they are chosen
-
-    @property
-    def variants(self) -> tuple[Variant, ...]:
-        named = {each.name: each for one in self.rounds for each in one}
-        return tuple(named[name].variant for name in self.kept)
 
 
 def write_few_shot(path: Path, prompts: FewShotPrompts) -> None:

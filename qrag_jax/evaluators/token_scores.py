@@ -130,7 +130,6 @@ def hop_scores(rows: Sequence[Searched]) -> dict[str, float]:
 
 # Of one way of writing: measure → float `[queries]`, NaN where the search failed.
 WayScores = Mapping[str, np.ndarray]
-Rankings = Sequence[Sequence[str] | None]  # of each query, best first; None: its search failed
 
 
 def rewrite_evaluation(
@@ -138,14 +137,14 @@ def rewrite_evaluation(
     tasks: Sequence[RewriteTask],
     rows: Sequence[RewriteRow],
     *,
-    originals: Rankings,
+    originals: Sequence[RewriteRow],
     measures: Sequence[str],
     best_by: str,
 ) -> Evaluation:
-    """Scores the played queries of a training."""
+    """Scores the played queries of a training next to the original ones."""
     original, columns = (
         {name: column[~np.isnan(column)] for name, column in measured(tasks, of, measures).items()}
-        for of in (originals, rankings_of(rows))
+        for of in (originals, rows)
     )
     scores, baselines = bootstrap.means(columns), bootstrap.means(original)
     values = ", ".join(
@@ -165,18 +164,13 @@ def rewrite_evaluation(
     return found
 
 
-def rankings_of(rows: Sequence[RewriteRow]) -> list[tuple[str, ...] | None]:
-    """What each query found, best first; () if there is no query, None if its search failed."""
-    return [None if row.failed else row.ranking for row in rows]
-
-
 def measured(
-    tasks: Sequence[RewriteTask], rankings: Rankings, measures: Sequence[str]
+    tasks: Sequence[RewriteTask], rows: Sequence[RewriteRow], measures: Sequence[str]
 ) -> WayScores:
-    """Each measure of each query."""
+    """Each measure of each query; what is no query has found nothing."""
     # Names, since ids of collections may be alike.
-    ranked = {f"{n}": ranking for n, ranking in enumerate(rankings) if ranking is not None}
-    columns = {name: np.full(len(rankings), np.nan) for name in measures}
+    ranked = {f"{n}": row.ranking for n, row in enumerate(rows) if not row.failed}
+    columns = {name: np.full(len(rows), np.nan) for name in measures}
     qrels = {name: dict(tasks[int(name)].grades) for name in ranked}
     for measure, column in ranking_columns(ranked, qrels, measures).items() if ranked else ():
         columns[measure][[*map(int, column)]] = [*column.values()]

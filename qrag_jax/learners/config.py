@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from qrag_jax.algorithms.policy_gradient import AGGREGATIONS, DR_GRPO, GRPO, Clip
 from qrag_jax.errors import Count, InputError, Natural, Positive, Rule, Share, Weight, least, one_of
@@ -192,6 +192,8 @@ _SMOOTHING = Rule(lambda value: 0 <= value < 0.5, "it must be at least 0 and bel
 class PreferenceConfig:
     """Section `preference`: pairs of a better and a worse answer to one prompt."""
 
+    members: ClassVar[int] = 2  # rows of a pair: the winner, then the loser
+    updates_per_batch: ClassVar[int] = 1
     # ipo (arXiv 2310.12036) or dpo (arXiv 2305.18290)
     loss: Annotated[str, one_of(PAIR_LOSSES)] = IPO
     # β. Of ipo: the margin that is aimed at is 1/(2β) nats, 10 as LeReT has it; of dpo: how firmly

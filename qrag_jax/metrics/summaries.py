@@ -156,13 +156,16 @@ def hop_gains(rows: Sequence[Searched], others: Sequence[Searched]) -> dict[str,
     return gains(shown, theirs)
 
 
-def hop_table(summaries: Mapping[str, Mapping[str, Any]], hops: int) -> list[str]:
+def hop_table(
+    summaries: Mapping[str, Mapping[str, Any]], gains: Mapping[str, Mapping[str, Any]], hops: int
+) -> list[str]:
     names = [f"hop{number}/{score}" for number in range(1, hops + 1) for score in SHOWN]
     counts = {
         "tokens read, written": "{read_tokens:.0f}, {sampled_tokens:.0f}",
         "failed": "{failed} of {questions}",
     }
-    return score_table(summaries.items(), names, counts)
+    differences = ((f"gain over {name}", gain) for name, gain in gains.items())
+    return score_table(summaries.items(), names, counts, differences)
 
 
 # ---------------------------------------------------------------------------- rewards

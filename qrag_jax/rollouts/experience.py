@@ -314,13 +314,16 @@ class Playing:
     params: Callable[[Any], Any]
     staleness: int  # K, updates between the play of a batch and its own update
     steps: int  # optimizer steps of the whole run; no batch is played for later ones
+    # (state, number of the step, signal): makes what the questions of this step depend on
+    prepare: Callable[[Any, int, StopSignal], None] = lambda *_: None
 
 
 class AgentExperience(Experience):
     """Batches of episodes that the host plays.
 
     Args:
-        order: the samples of the batch that step s learns from; see `QuestionOrder.at`.
+        order: what is played for the batch that step s learns from, as `QuestionOrder.at` gives it;
+            what is no question itself has the question that it is of before its epoch.
         counts: further metrics, since this start of the run.
         batches: number of batches learned from before.
         pending: the played batches that `position` gave; empty for a new run.
@@ -346,12 +349,11 @@ class AgentExperience(Experience):
             self._flying.append(played)
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
-        samples = self._order(self._batches)
         before = time.monotonic()
         episodes = hosts.all_or_none(lambda: self._played(state, number, stop))
         self.waited["play"] += time.monotonic() - before
+        self.samples = self._order(self._batches)[:, -2:]
         self._batches += 1
-        self.samples = samples
         return self._playing.batch(episodes, number)
 
     def position(self) -> tuple[Any, list[Any]]:
@@ -371,6 +373,7 @@ class AgentExperience(Experience):
     def _played(self, state: Any, number: int, stop: StopSignal) -> list[Any]:
         stop.check()
         playing = self._playing
+        playing.prepare(state, number, stop)
         end = min(number + playing.staleness + 1, playing.steps)
         steps = range(number + len(self._flying), end)
         params = playing.params(state) if steps else None

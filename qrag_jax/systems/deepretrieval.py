@@ -32,7 +32,6 @@ from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import (
     measured,
     played_row,
-    rankings_of,
     rewrite_evaluation,
     rewrite_gains,
     rewrite_summary,
@@ -55,39 +54,20 @@ from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.systems import deepretrieval_inputs, scoring, token_system
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
-from qrag_jax.systems.deepretrieval_inputs import listed_inputs, load_inputs
+from qrag_jax.systems.deepretrieval_inputs import load_inputs
 from qrag_jax.systems.search import OWN, Collections
-from qrag_jax.systems.token_system import starts_of
 
 Found = tuple[Document, ...] | Failure
 
 
 class GuardedExperience(AgentExperience):
-    """An experience that guards may end; its `position` has their state, too."""
+    """Its `position` has the state of the guards, too."""
 
-    ended = ""  # why the training ends before its next update; "": it goes on
-
-    def __init__(
-        self, guards: Any, position: Any, order: Any, playing: Any, counts: Any, **more: Any
-    ) -> None:
+    def __init__(self, beyond: Counter[str], position: Any, **how: Any) -> None:
         position = position or {"batches": 0, "guard": {}}
-        self._guards, self._beyond = guards, Counter[str](position["guard"])
-        super().__init__(order, playing, counts, position["batches"], **more)
-
-    def look(self, metrics: Mapping[str, float]) -> None:
-        warning = rewrite.beyond_limits(self._guards, self._beyond, metrics)
-        if warning and self._guards.action != rewrite.TELL:
-            self.ended = (
-                f"{warning} The training ends here, as config.guards.action says; the best "
-                "checkpoint is kept. To continue, raise the limit and give the same command."
-            )
-        elif warning:
-            log(f"guard: {warning}")
-
-    def next(self, state: Any, number: int, stop: StopSignal) -> Any:
-        if self.ended:
-            raise EndedEarly(self.ended)
-        return super().next(state, number, stop)
+        self._beyond = beyond
+        beyond.update(position["guard"])
+        super().__init__(batches=position["batches"], **how)
 
     def position(self) -> tuple[Any, list[Any]]:
         batches, pending = super().position()
@@ -95,14 +75,14 @@ class GuardedExperience(AgentExperience):
 
 
 @dataclasses.dataclass
-class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
+class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".3f"}
 
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
         self._shape: dict[str, float] = {}  # of the queries of the last batch
-        self._experience: GuardedExperience | None = None
+        self._beyond, self._ended = Counter[str](), ""  # of the guards, see `look`
         library, entries = inputs.library.library, {}
         if config.reward.reading_cost and isinstance(library, Collections):
             for name in {task.collection for task in inputs.train}:
@@ -118,20 +98,35 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         self.check_server(stop)
-        done, how = run.progress, (self.questions, self._playing(), self.counted)
-        guarded = GuardedExperience(self.config.guards, done.batches, *how, pending=done.pending)
-        self._experience = guarded
-        return guarded
+        self._beyond = Counter[str]()
+        how: Any = {"order": self.questions, "playing": self.playing(), "counts": self.counted}
+        done = run.progress
+        return GuardedExperience(self._beyond, done.batches, **how, pending=done.pending)
+
+    def prepare(self, state: TrainState, step: int, stop: StopSignal) -> None:
+        if self._ended:
+            raise EndedEarly(self._ended)
 
     def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
         """See `System`; guards look at the metrics."""
         stage = self.stage_at(self._updates(state))
         state, metrics = super().update(state, episodes)
         limited = self.config.guards.metrics
-        if stage.plan.kind == RL and limited and self._experience is not None:
+        if stage.plan.kind == RL and limited:
             found = {name: metrics[name] for name in limited if name in metrics}
-            self._experience.look(self._shape | jax.device_get(found))
+            self.look(self._shape | jax.device_get(found))
         return state, metrics
+
+    def look(self, metrics: Mapping[str, float]) -> None:
+        """Guards look at the means of an update; they may end the training before the next one."""
+        warning = rewrite.beyond_limits(self.config.guards, self._beyond, metrics)
+        if warning and self.config.guards.action != rewrite.TELL:
+            self._ended = (
+                f"{warning} The training ends here, as config.guards.action says; the best "
+                "checkpoint is kept. To continue, raise the limit and give the same command."
+            )
+        elif warning:
+            log(f"guard: {warning}")
 
     def _sampled(self, stage: token_system.Stage) -> int:
         config = self.config
@@ -139,13 +134,11 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
 
     # ---------------------------------------------------------------- episodes
 
-    def _played(
-        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
+    def rewarded(
+        self, weights: Any, tasks: Any, numbers: Any, keys: Any, stop: Any, **how: Any
     ) -> list[TokenTrajectory]:
-        members, tasks = self.config.rule.members, [self.inputs.train[n] for n in numbers]
-        starts = starts_of(tasks, self.keys(step, len(tasks), members))
-        episodes = self.play(weights, starts, stop, turn=self.turn)
-        originals = self.measures(tasks, stop)
+        episodes = self.episodes(weights, tasks, keys, stop, turn=self.turn, **how)
+        originals, members = self.measures(tasks, stop), keys.shape[1]
         places = [divmod(place, members) for place in range(len(episodes))]
         return [
             self.trajectory(episode, (numbers[n], member), tasks[n], originals[n])
@@ -181,15 +174,12 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
 
         def search(some: Sequence[RewriteTask]) -> list[Found]:
             asked = [(task, Look(one_line(write(task.question)), k)) for task in some]
-            found: list[Any] = [None] * len(some)
+            found: dict[int, Found] = {}
             left: Sequence[int] = range(len(some))
             for _ in range(self.config.rollout.attempts):
-                again = self.inputs.library.look([asked[n] for n in left])
-                for place, result in zip(left, again, strict=True):
-                    found[place] = result
-                if not (left := [place for place in left if isinstance(found[place], Failure)]):
-                    break
-            return found
+                found |= zip(left, self.inputs.library.look([asked[n] for n in left]), strict=True)
+                left = [place for place in left if isinstance(found[place], Failure)]
+            return [found[place] for place in range(len(some))]
 
         return self.patience(stop, Failure).play(tasks, search) if tasks else []
 
@@ -228,17 +218,23 @@ class DeepRetrieval(token_system.BatchSystem[RewriteConfig]):
         """Plays queries for evaluation, by the draws of a stream, as deep as its measures need."""
         config, speech = self.config, self.inputs.speech
         agent, greedy = deepretrieval_inputs.agent_of(config, config.eval.depth), config.eval.greedy
-        starts = starts_of(tasks, self.keys(stream, len(tasks), 1))
-        episodes = self.play(params, starts, stop, greedy=greedy, agent=agent)
+        keys = self.keys(stream, len(tasks), 1)
+        episodes = self.episodes(params, tasks, keys, stop, greedy=greedy, agent=agent)
         form = config.writing.kind.form
         return [played_row(*each, speech, form) for each in zip(tasks, episodes, strict=True)]
+
+    def rows_by_rule(
+        self, tasks: Sequence[RewriteTask], stop: StopSignal, write: Callable[[str], str] = str
+    ) -> list[RewriteRow]:
+        """Those of queries that a rule writes, see `searched`."""
+        found = self.searched(tasks, self.config.eval.depth, stop, write)
+        return [searched_row(task, write(task.question), f) for task, f in zip(tasks, found)]
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         settings, tasks = self.config.eval, self.inputs.dev
         rows = self.rows(state.params, tasks, stop)
         stop.check()
-        found = self.searched(tasks, settings.depth, stop)
-        originals = [None if isinstance(e, Failure) else tuple(d.id for d in e) for e in found]
+        originals = self.rows_by_rule(tasks, stop)
         by: Any = {"measures": settings.measures, "best_by": settings.best_by}
         return rewrite_evaluation(step, tasks, rows, originals=originals, **by)
 
@@ -270,15 +266,14 @@ _OF_PLAY = ("model", "writing", "sampling", "seed")
 
 def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
     """Scores the run's checkpoint on `config.queries.test`; returns the summary."""
-    raw = raw.copy_and_resolve_references()
-    out = options.out or workdir / "eval"
-    others = scoring.are_others(workdir, raw, OF_QUERIES, options.out)
-    raw.eval.samples = options.samples
-    search = out / deepretrieval_inputs.SEARCH if others else None
+    raw, out, _ = scoring.begin_scoring(workdir, raw, options, OF_QUERIES)
+    search = None
+    if scoring.of_others(workdir, raw, OF_QUERIES):
+        search = out / deepretrieval_inputs.SEARCH
     with open_rewriter(raw, workdir, search=search, scores=True) as rewriter:
         ways, config = _ways(rewriter, options.checkpoint), rewriter.system.config
-        found, notes = rewriter.questions.played(out, ways, rewriter.stop, restart=options.restart)
-    tasks, main = rewriter.questions.asked, found[0][0]
+        found, notes = rewriter.played(out, ways, rewriter.stop, restart=options.restart)
+    tasks, main = rewriter.asked, found[0][0]
     rows = {label: REWRITES.read(log) for label, log in found}
     notes += _write_runs(out / RUNS, tasks, {log.stem: rows[label] for label, log in found})
     summary, text = _compared(tasks, rows, main, config.eval.measures)
@@ -292,21 +287,18 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
 def _ways(rewriter: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way]:
     """All ways to write these queries, the run's own first."""
     yield from map(rewriter.way, rewriter.ways(checkpoint))
-    system, config = rewriter.system, rewriter.system.config
-
-    def written(name: str, label: str, write: Callable[[str], str]) -> scoring.Way:
-        def play(tasks: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
-            found = system.searched(tasks, config.eval.depth, rewriter.stop, write)
-            return [searched_row(t, write(t.question), each) for t, each in zip(tasks, found)]
-
-        return scoring.Way(name, label, play, rewriter.record)
-
-    original, by_words = _BY_RULE
-    yield written(original, "original query", str)
     # A query that has none but function words stays as it is.
     words = world("sentences.py").content_words
-    label = "without function words"
-    yield written(by_words, label, lambda query: " ".join(words(query)) or query)
+    rules: list[tuple[str, Callable[[str], str]]] = [
+        ("original query", str),
+        ("without function words", lambda query: " ".join(words(query)) or query),
+    ]
+    for name, (label, write) in zip(_BY_RULE, rules, strict=True):
+
+        def play(tasks: Sequence[RewriteTask], _: int, by: Any = write) -> list[RewriteRow]:
+            return rewriter.system.rows_by_rule(tasks, rewriter.stop, by)
+
+        yield scoring.Way(name, label, play, rewriter.record)
 
 
 def _compared(
@@ -316,7 +308,7 @@ def _compared(
     measures: Sequence[str],
 ) -> tuple[dict[str, Any], list[str]]:
     """`pooled` over all queries, and `collections`, each by its name; and their tables."""
-    ways = {label: measured(tasks, rankings_of(own), measures) for label, own in rows.items()}
+    ways = {label: measured(tasks, own, measures) for label, own in rows.items()}
     places: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
         places.setdefault(task.collection or OWN, []).append(number)
@@ -394,17 +386,15 @@ def open_rewriter(
     """
     config = RewriteConfig.of(raw)
     mesh, every = scoring.mesh_of_run(config, workdir), raw.to_dict()
-    size = config.train.batch_size  # as in training, whose memory suffices
-    load = partial(load_inputs, trains=False, search=search)
-    if queries is not None:
-        load = partial(listed_inputs, queries=read_query_list(queries))
+    size = 0 if scores else config.train.batch_size  # as in training, whose memory suffices
+    listed = None if queries is None else read_query_list(queries)
     with StopSignal() as stop:
-        inputs = load(config, workdir, mesh)
+        inputs = load_inputs(config, workdir, mesh, trains=False, search=search, listed=listed)
         system, library = DeepRetrieval(config, mesh, inputs, workdir), inputs.library.library
         tasks = inputs.test
 
         def play(params: Any, asked: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
-            stream = token_system.EVALUATED if scores else scoring.PREDICTED + first // size
+            stream = scoring.PREDICTED + first // size if size else token_system.EVALUATED
             rows = system.rows(params, asked, stop, stream)
             known = [not isinstance(library, Collections) or library.has(task) for task in asked]
             return [
@@ -412,9 +402,6 @@ def open_rewriter(
                 for row, there in zip(rows, known, strict=True)
             ]
 
-        asked: scoring.Questions[RewriteTask, RewriteRow] = scoring.Questions(
-            REWRITES, tasks, 0 if scores else size
-        )
         record = {name: every[name] for name in ("search", *_OF_PLAY)} | {
             "queries": deepretrieval_inputs.digest_of(tasks),
             "greedy": config.eval.greedy,
@@ -422,4 +409,5 @@ def open_rewriter(
             "data": {name: inputs.data[name] for name in ("model", "prompt")},
             "searched": sorted({library.digest(task) for task in tasks}),
         }
-        yield scoring.Predictor(system, stop, asked, play, record)
+        how: Any = {"system": system, "stop": stop, "play": play, "record": record}
+        yield scoring.Predictor(REWRITES, tasks, size, **how)

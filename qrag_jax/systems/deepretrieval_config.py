@@ -212,8 +212,8 @@ def default_config() -> ConfigDict:
     """DeepRetrieval's settings (arXiv 2503.00223) on queries made here."""
     config = RewriteConfig.default()
     config.train.update(steps=200, batch_size=64, eval_every=50, checkpoint_every=50, log_every=5)
-    config.optimizer.update(learning_rate=1e-6, weight_decay=0.0, beta1=0.9, beta2=0.999, eps=1e-8)
-    config.optimizer.update(clip_norm=1.0, schedule="constant", warmup_steps=0)
+    config.optimizer.update(learning_rate=1e-6, beta2=0.999, clip_norm=1.0)
+    config.optimizer.update(schedule="constant", warmup_steps=0)
     return config
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from qrag_jax.retrieval.boolean_search import parse_boolean
 from qrag_jax.retrieval.index_folder import BOOLEAN, CORPUS
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.libraries import KeptResults
-from qrag_jax.runtime.run import DEV, log
+from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
 from qrag_jax.systems.search import (
@@ -51,6 +50,7 @@ def load_inputs(
     *,
     trains: bool = True,
     search: Path | None = None,
+    listed: Sequence[Query] | None = None,
 ) -> TokenInputs:
     """Reads the queries, writes or opens the corpora, prepares the model.
 
@@ -58,19 +58,16 @@ def load_inputs(
         trains: else the run has a model already, and the queries of training and those that
             choose the best checkpoint are not read, nor are their collections opened.
         search: folder of corpora and indexes; None: the run's own.
+        listed: queries of a file, without judgements; then the config's are not read, and what the
+            run has indexed is searched.
     """
-    queries, asked = config.queries, _Asked(config)
-    dev_of, read = queries.dev, asked.read
-    parts: dict[str, list[Query]] = {"train": [], "dev": []}  # by their fields
-    if trains:
-        parts["train"] = read(queries.train, "train")
-        if dev_of or queries.train == TALKATIVE:
-            parts["dev"] = read(dev_of or TALKATIVE, "dev")
-        else:  # some of the training queries choose the best checkpoint
-            parts["train"], parts["dev"] = _held_out(config, parts["train"])
-    parts["test"] = read(queries.test, "test")
-    trained = {query.collection for name in ("train", "dev") for query in parts[name]}
-    named = trained | {query.collection for query in parts["test"]}
+    queries, asked, folder = config.queries, _Asked(config), search or workdir / SEARCH
+    if listed is None:
+        parts = asked.parts(trains)
+    else:
+        plain = [each._replace(grades=(), answers=()) for each in listed]
+        parts = {"train": [], "dev": [], "test": plain}
+    data: dict[str, str] = {}
     library: SearchLibrary
     if config.search.engine == REMOTE:
         if trains and (hosts := jax.process_count()) > 1:
@@ -78,12 +75,18 @@ def load_inputs(
                 f"config.search.engine {REMOTE!r} is for one host, not {hosts}; start one process."
             )
         library = open_remote(config.engine)
-        digest = library.engine.digest
+        data["search"] = library.engine.digest
+    elif listed is not None:
+        library = asked.indexed(folder)
+        only = next(iter(library.by_name)) if len(library.by_name) == 1 else ""
+        parts["test"] = [q._replace(collection=q.collection or only) for q in parts["test"]]
     else:
-        folder, begun = search or workdir / SEARCH, search is not None or has_begun(workdir)
+        trained = {query.collection for name in ("train", "dev") for query in parts[name]}
+        named = trained | {query.collection for query in parts["test"]}
+        begun = search is not None or has_begun(workdir)
         library = open_collections(config.search, asked.passages(named), folder, begun=begun)
         for name, part in parts.items():
-            field = f"config.queries.{'train' if name == 'dev' and not dev_of else name}"
+            field = f"config.queries.{'train' if name == 'dev' and not queries.dev else name}"
             parts[name] = asked.on_corpora(part, field, library)
         for name, collection in library.by_name.items() if trains else ():
             if (count := len(collection.corpus)) < config.reward.k:  # recall would count all
@@ -93,18 +96,16 @@ def load_inputs(
                 )
         # The test, which may change, may have a collection of its own.
         digests = {name: library.by_name[name].corpus.digest for name in sorted(trained)}
-        digest = fingerprint(digests.items())
-    train, dev, tested = parts.values()
-    evaluated = {(query.collection, query.text) for query in (*dev, *tested)}
-    left = [query for query in train if (query.collection, query.text) not in evaluated]
-    if train and not left:
+        data["search"] = fingerprint(digests.items())
+    evaluated = {(query.collection, query.text) for query in (*parts["dev"], *parts["test"])}
+    left = [query for query in parts["train"] if (query.collection, query.text) not in evaluated]
+    if parts["train"] and not left:
         raise InputError(
             "all of config.queries.train is in config.queries.dev or test; name other parts."
         )
-    tasks, shown, test_tasks = (
-        [*map(_task, part)] for part in (left[: queries.most or len(left)], dev, tested)
-    )
-    for task in (*tasks, *shown):
+    parts["train"] = left[: queries.most or len(left)]
+    tasks = {name: [*map(_task, part)] for name, part in parts.items()}
+    for task in (*tasks["train"], *tasks["dev"]):
         RewriteReward(config.reward).check(task)
     script = None
     if trains and queries.train == TALKATIVE:
@@ -113,63 +114,21 @@ def load_inputs(
         corpora = ((p.whole for p in each.corpus) for each in library.by_name.values())
         sentences = world("sentences.py").corpus_sentences(config.dropped, corpora)
         script = demonstration_scripts().RewriteScript(*sentences)
-    return _with_model(
-        config,
-        workdir,
-        mesh,
-        library,
-        script=script,
-        train=tasks,
-        dev=shown,
-        test=test_tasks,
-        data={"queries": digest_of(tasks), DEV: digest_of(shown), "search": digest},
-    )
-
-
-def listed_inputs(
-    config: RewriteConfig, workdir: Path, mesh: Mesh, queries: Sequence[Query]
-) -> TokenInputs:
-    """What a run reads of the queries of a file; its own queries and their data are not read."""
-    library: SearchLibrary
-    only, search = "", config.search
-    if search.engine == REMOTE:
-        library = open_remote(config.engine)
-    else:  # what the run has indexed, by the names of its collections
-        there = sorted((workdir / SEARCH).glob(f"*/{CORPUS}/{corpus.NAME}"))
-        names = ["" if path.parents[1].name == OWN else path.parents[1].name for path in there]
-        found = dict.fromkeys(["", *names] if search.index else names)
-        library = open_collections(search, found, workdir / SEARCH)
-        only = next(iter(found)) if len(found) == 1 else ""
-    asked = (each._replace(grades=(), answers=()) for each in queries)
-    tasks = [_task(each._replace(collection=each.collection or only)) for each in asked]
-    return _with_model(config, workdir, mesh, library, test=tasks, data={})
-
-
-def _with_model(
-    config: RewriteConfig,
-    workdir: Path,
-    mesh: Mesh,
-    library: SearchLibrary,
-    *,
-    data: Mapping[str, str],
-    script: Any = None,
-    **parts: Any,
-) -> TokenInputs:
-    """The model and the environment; refuses queries whose prompt leaves an output no room."""
     agent = agent_of(config, config.reward.k)
-    tasks = itertools.chain(*parts.values())
-    longest = max(tasks, key=lambda task: len(task.question.encode()))
     return token_inputs(
         config,
         workdir,
         mesh,
         turn=config.writing.query_tokens,
-        prompts=[(longest.id, agent.messages(longest))],
+        train=tasks["train"],
+        dev=tasks["dev"],
+        test=tasks["test"],
+        digest=digest_of,
         agent=agent,
+        asks=lambda task: [agent.messages(task)],
         library=KeptResults(library, config.search.kept),
         script=script,
         data={"prompt": agent.prompt.fingerprint, **data},
-        **parts,
     )
 
 
@@ -188,21 +147,6 @@ def _is_boolean(query: str) -> bool:
     return True
 
 
-def _held_out(config: RewriteConfig, train: Sequence[Query]) -> tuple[list[Query], list[Query]]:
-    """The queries that are learned from, and those that choose the best checkpoint."""
-    count = config.queries.held_out
-    if len(train) <= count:
-        raise InputError(
-            f"config.queries.held_out is {count}, and config.queries.train has {len(train)}; lower "
-            "it, or name others in config.queries.dev."
-        )
-    held = {*np.random.default_rng(config.seed).permutation(len(train))[:count].tolist()}
-    sides: tuple[list[Query], list[Query]] = [], []
-    for number, each in enumerate(train):
-        sides[number in held].append(each)
-    return sides
-
-
 @dataclasses.dataclass(frozen=True)
 class _Asked:
     """The queries of a config, and what they search."""
@@ -214,6 +158,33 @@ class _Asked:
     def made(self) -> tuple[dict[str, list[Query]], list[Any], list[Passage]]:
         """What is made here: queries by part, all training questions, and the passages of all."""
         return world().talkative_parts(self.config.queries)
+
+    def parts(self, trains: bool) -> dict[str, list[Query]]:
+        """The queries of a config, by their fields."""
+        queries = self.config.queries
+        parts: dict[str, list[Query]] = {"train": [], "dev": []}
+        if trains:
+            parts["train"] = self.read(queries.train, "train")
+            if queries.dev or queries.train == TALKATIVE:
+                parts["dev"] = self.read(queries.dev or TALKATIVE, "dev")
+            else:  # some of the training queries choose the best checkpoint
+                parts["train"], parts["dev"] = self.held_out(parts["train"])
+        return parts | {"test": self.read(queries.test, "test")}
+
+    def held_out(self, train: Sequence[Query]) -> tuple[list[Query], list[Query]]:
+        """The queries that are learned from, and those that choose the best checkpoint."""
+        count = self.config.queries.held_out
+        if len(train) <= count:
+            raise InputError(
+                f"config.queries.held_out is {count}, and config.queries.train has {len(train)}; "
+                "lower it, or name others in config.queries.dev."
+            )
+        order = np.random.default_rng(self.config.seed).permutation(len(train))
+        held = {*order[:count].tolist()}
+        sides: tuple[list[Query], list[Query]] = [], []
+        for number, each in enumerate(train):
+            sides[number in held].append(each)
+        return sides
 
     def read(self, text: str, part_made: str) -> list[Query]:
         """The queries of a dataset string; ids need be unique within each of its parts alone."""
@@ -246,6 +217,13 @@ class _Asked:
             for name in sorted(named - {_MADE})
         }
         return found | ({_MADE: lambda: self.made[2]} if _MADE in named else {})
+
+    def indexed(self, folder: Path) -> Collections:
+        """What the run has indexed, by the names of its collections."""
+        there = sorted(folder.glob(f"*/{CORPUS}/{corpus.NAME}"))
+        names = ["" if path.parents[1].name == OWN else path.parents[1].name for path in there]
+        found = dict.fromkeys(["", *names] if self.config.search.index else names)
+        return open_collections(self.config.search, found, folder)
 
     def on_corpora(self, queries: Sequence[Query], field: str, library: Collections) -> list[Query]:
         """The queries of which their collection has a relevant document."""

@@ -15,59 +15,49 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.data.reading import without_asked
-from qrag_jax.data.sample import Sample, world
+from qrag_jax.data.sample import Sample, Split, world
 from qrag_jax.environments import queries
-from qrag_jax.environments.few_shot import split_questions
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import query_evaluation
 from qrag_jax.feedback.pairs import check_found, check_pairs, report_of
 from qrag_jax.learners.state import TrainState
-from qrag_jax.learners.token_policy import (
-    episode_shardings,
-    pair_episodes,
-    row_log_probs,
-    token_episodes,
-)
+from qrag_jax.learners.token_policy import row_log_probs
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import one_line
-from qrag_jax.metrics.bootstrap import interval_text
 from qrag_jax.metrics.rows import HOPS, Searched
 from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
 from qrag_jax.retrieval.corpus import pooled
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.rollouts.experience import Experience, QuestionOrder
+from qrag_jax.rollouts.experience import QuestionOrder
 from qrag_jax.rollouts.libraries import states_on
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import Episode, Start
-from qrag_jax.rollouts.trajectories import Segment, TokenBatch
+from qrag_jax.rollouts.trajectories import DONE, REWARD, TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import put_whole
-from qrag_jax.runtime.run import DEV, Run, log
+from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import has_begun, read_fields
 from qrag_jax.runtime.whole_files import run_lock, write_json, write_whole
 from qrag_jax.systems import scoring, token_system
-from qrag_jax.systems.leret_config import FEW_SHOT, PREFERENCE, SCRIPT, STYLED, LeretConfig
+from qrag_jax.systems.leret_config import PREFERENCE, SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.leret_tries import (
-    PAIR,
+    Lesson,
     Lessons,
-    PromptMaker,
-    TryMaker,
+    PlayBy,
+    Trying,
     by_rule,
-    lesson_batch,
     lessons_of,
     search_hops,
     states_of,
@@ -90,28 +80,26 @@ def load_inputs(
             written by what trains.
     """
     asked, search, writing = config.questions, config.search, config.writing
-    is_made, seed = asked.train == BRIDGE, asked.bridge_seed
-    if asked.dev == BRIDGE:
-        every_dev = [
-            e.query for e in world().bridge_questions(seed, "dev", range(asked.bridge_dev))
-        ]
-    else:
-        every_dev = token_system.read_samples(asked.dev, from_corpus=True)
-    made: list[Any] = []
-    train: list[Sample] = []
+    is_made, made = asked.train == BRIDGE, dict[str, list[Any]]()
+
+    def read(split: Split, text: str, count: int) -> list[Sample]:
+        if text != BRIDGE:
+            return token_system.read_samples(text, from_corpus=True)
+        made[split] = world().bridge_questions(asked.bridge_seed, split, range(count))
+        return [each.query for each in made[split]]
+
+    every_dev, train = read("dev", asked.dev, asked.bridge_dev), list[Sample]()
     passages: Callable[[], Iterable[Passage]] | None = None
     if trains or pool is not None:
-        if is_made:
-            made = world().bridge_questions(seed, "train", range(asked.bridge_corpus))
-            tried = [each.query for each in made[: asked.bridge_train]]
-        else:
-            tried = token_system.read_samples(asked.train, from_corpus=True)
-        train = without_asked(tried, every_dev)
+        every = read("train", asked.train, asked.bridge_corpus)
+        # Where they are made here, passages of more questions are searched.
+        count = asked.bridge_train if is_made else len(every)
+        train = without_asked(every[:count], every_dev)
         train = train[: asked.most or len(train)]
+        brought = (*train, *every_dev, *every[count:])
 
         def pages() -> Iterable[Passage]:
-            more = (each.query for each in made[asked.bridge_train :])
-            return pooled(page for e in (*train, *every_dev, *more) for page in e.passages)
+            return pooled(page for each in brought for page in each.passages)
 
         passages = pages
     begun = pool is not None or has_begun(workdir)
@@ -131,33 +119,47 @@ def load_inputs(
     script = None
     if is_made and trains:
         script = queries.demonstration_scripts().QueryScript.of(
-            made, library, search.gold_by, prompt
+            made["train"], library, search.gold_by, prompt
         )
-    dev = states_on_corpus(every_dev)
-    longest = max((*states, *dev), key=lambda state: len(state.question))
-    asks = (prompt.messages(longest.asked_by(number)) for number in range(len(prompt.names)))
     return token_system.token_inputs(
         config,
         workdir,
         mesh,
         turn=writing.query_tokens,
-        prompts=((longest.id, messages) for messages in asks),
-        agent=queries.QueryAgent(prompt, writing.k, writing.stop),
-        library=library,
         train=states,
-        dev=dev,
+        dev=states_on_corpus(every_dev),
+        digest=digest_of,
+        agent=queries.QueryAgent(prompt, writing.k, writing.stop),
+        asks=lambda state: [prompt.messages(state.asked_by(n)) for n in range(len(prompt.names))],
+        library=library,
         script=script,
-        data={
-            "questions": digest_of(states),
-            DEV: digest_of(dev),
-            "prompt": prompt.prompt.fingerprint,
-            "corpus": library.corpus.digest,
-        },
+        data={"prompt": prompt.prompt.fingerprint, "corpus": library.corpus.digest},
     )
 
 
 def digest_of(states: Sequence[queries.QueryState]) -> str:
     return token_system.fingerprint((state.id, state.question, state.pages) for state in states)
+
+
+class Taught(NamedTuple):
+    """What a stage learns from."""
+
+    plan: StagePlan
+    lessons: Sequence[Lesson]
+    shape: BlockShape  # one for all batches, so that one program is compiled
+    # Of pairs, float32 `[2·P]`: log-probabilities by the weights of the stage's start
+    reference: np.ndarray | None
+
+
+def taught_by(
+    lessons: Sequence[Lesson], numbers: Sequence[int] | None = None
+) -> list[TokenTrajectory]:
+    """Lessons of these numbers as an update takes them; queries of a pair are side by side."""
+    return [
+        TokenTrajectory(number, member, 1, (segment,), DONE, {REWARD: 0.0})
+        for number, lesson in zip(numbers or range(len(lessons)), lessons, strict=True)
+        for member, segment in enumerate(lesson.queries)
+    ]
 
 
 @dataclasses.dataclass
@@ -169,107 +171,142 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
+        self._lessons: Lessons | None = None  # of the latest iteration
+        self._taught: Taught | None = None  # of the latest stage that learns from tries
         self.line = (
             f"{len(inputs.train)} training questions of {config.writing.hops} hops, "
             f"{len(inputs.dev)} scored, {len(inputs.library.corpus)} passages searched by "
-            f"{config.search.engine}; {config.tries.asked} prompts × {config.tries.samples} tries "
-            f"at a state; {self.steps}; {self._where}"
+            f"{config.search.engine}; {len(config.tries.variants)} prompts × "
+            f"{config.tries.samples} tries at a state; {self.steps}; {self._where}"
         )
 
-    def experience(self, run: Run, stop: StopSignal) -> Experience:
-        self.check_server(stop)
-        return LessonExperience(self, run.progress.batches or 0)
+    # ---------------------------------------------------------------- prompts → tries → lessons
 
-    def _first_stage(self, plan: StagePlan) -> token_system.Stage:
-        config, kind = self.config, plan.kind
-        algorithm: Any = getattr(config, kind)
-        steps = algorithm.steps * getattr(algorithm, "epochs", 1)
-        firsts = [stage.first for stage in config.plan if stage.kind == kind]
-        # Stages of a kind begin again after as many steps as an iteration has.
-        period = firsts[1] - firsts[0] if len(firsts) > 1 else config.train.steps
-        return self.make_stage(
-            plan,
-            algorithm,
-            optimizer=dataclasses.replace(
-                config.optimizer,
-                learning_rate=algorithm.learning_rate,
-                total_steps=steps,
-                warmup_steps=min(config.optimizer.warmup_steps, steps // token_system.WARM_UP),
-            ),
-            step_of=lambda step: (step - firsts[0]) % period,
-        )
-
-    # ---------------------------------------------------------------- batches
-
-    def shape_of(self, kind: str, rows: TokenBatch) -> BlockShape:
-        """The shape of the blocks of a stage with rows like these."""
-        pairs = kind == PREFERENCE
-        return self.block_shape(rows, PAIR if pairs else 1, whole=pairs)
-
-    def batch(
-        self,
-        stage: token_system.Stage,
-        lessons: Sequence[Sequence[Segment]],
-        shape: BlockShape | None = None,
-        reference: np.ndarray | None = None,
-    ) -> Any:
-        """What an update of a stage takes, on the host, in blocks that suit these lessons or given.
-
-        `reference`: float32 `[2·P]`, log-probabilities of pairs' queries; None: zeros.
-        """
-        rows = lesson_batch(lessons, self.config.sampling.room)
-        shape = shape or self.shape_of(stage.plan.kind, rows)
-        if stage.plan.kind != PREFERENCE:
-            return token_episodes(stage.policy, rows, shape)
-        if reference is None:
-            reference = np.zeros(PAIR * len(lessons), np.float32)
-        return pair_episodes(stage.policy, rows, shape, reference)
-
-    def _longest(self, stage: token_system.Stage) -> Any:
-        config, kind = self.config, stage.plan.kind
-        lesson = (self._longest_segment(config.writing.query_tokens),) * (
-            PAIR if kind == PREFERENCE else 1
-        )
-        return self.batch(stage, [lesson] * getattr(config, kind).batch_size)
-
-    # ---------------------------------------------------------------- play
+    @cached_property
+    def trying(self) -> Trying:
+        inputs = self.inputs
+        return Trying(self.config, inputs.agent, inputs.train, inputs.library, self.workdir)
 
     @cached_property
     def prompt(self) -> queries.QueryPrompt:
-        """All ways to ask; those with examples must be there, see `maker`."""
-        prompt = self.inputs.agent.prompt
-        if self.maker is None:
-            return prompt
-        return dataclasses.replace(prompt, variants=self.maker.prompts(self.workdir, None))
+        """All ways to ask; those with examples must be there."""
+        return self.trying.prompt()
+
+    def prepare(self, state: TrainState, step: int, stop: StopSignal) -> None:
+        """Makes what a stage learns from when its first batch is due; a resumed run reads it."""
+        plan, old = (stage := self.stage_at(step)).plan, self._taught
+        if self._imitates(stage) or (old is not None and old.plan == plan):
+            return
+        if old is None or old.plan.iteration != plan.iteration:
+            first = min(p.first for p in self.config.plan if p.iteration == plan.iteration)
+            # Later steps have other weights, by which nothing may be made that is missing.
+            self._lessons = self.lessons(plan.iteration, state if step == first else None, stop)
+        assert self._lessons is not None
+        lessons, longest = self._lessons.of[plan.kind], self._lessons.longest
+        if not lessons:
+            raise InputError(
+                f"the tries gave nothing to learn from for the stage {plan.kind}; raise "
+                "config.tries.prompts or samples, or config.sampling.temperature, or leave it out."
+            )
+        # The shape depends on the tries, and not on when the run was begun.
+        members = len(lessons[0].queries)
+        might = [Lesson((segment,) * members, 0) for segment in longest]
+        rows = self.token_rows(stage, taught_by([*lessons, *might]))
+        shape, reference = self.block_shape(stage, rows), None
+        if plan.kind == PREFERENCE:
+            begins = state if step == plan.first else None
+            reference = self.reference(stage, lessons, shape, begins, stop)
+        self._taught = Taught(plan, lessons, shape, reference)
+
+    def lessons(self, iteration: int, state: TrainState | None, stop: StopSignal) -> Lessons:
+        """What an iteration learns from.
+
+        The state has the weights that make what is missing; None: these are gone.
+        """
+        play = None if state is None else self.play_by(self.weights(state), stop)
+        tries, shown = self.trying.iteration(iteration, play, stop)
+        check_found(tries)
+        states = states_of(self.config, tries)
+        lessons = lessons_of(states, shown, self.inputs.agent.prompt, self.inputs.speech)
+        unscored = sum(not each.scored for each in tries)
+        log(
+            f"iteration {iteration}: {report_of(states)}; {unscored} tries without a score, "
+            f"{lessons.too_long} states whose prompts are too long"
+        )
+        if PREFERENCE in self.config.stages:
+            check_pairs(states)
+        return lessons
+
+    def play_by(self, weights: Any, stop: StopSignal, **how: Any) -> PlayBy:
+        """Plays by a prompt; `how`: see `play`."""
+
+        def play(prompt: queries.QueryPrompt, starts: Sequence[Start]) -> list[Episode]:
+            agent = dataclasses.replace(self.inputs.agent, prompt=prompt)
+            return self.play(weights, starts, stop, agent=agent, **how)
+
+        return play
+
+    def reference(
+        self,
+        stage: token_system.Stage,
+        pairs: Sequence[Lesson],
+        shape: BlockShape,
+        state: TrainState | None,
+        stop: StopSignal,
+    ) -> np.ndarray:
+        """Log-probabilities of all pairs' queries by the weights of the stage's start: `[2·P]`.
+
+        The state has these weights; None: they are gone.
+        """
+        path = self.trying.folder(stage.plan.iteration) / "reference.json"
+        if state is None:
+            return np.array(read_fields(path)["log_probs"], np.float32)
+        parts, size = [], self._size(stage)  # as many as in an update: one program
+        for first in range(0, len(pairs), size):
+            stop.check()
+            rows = self.token_rows(stage, taught_by(pairs[first : first + size]))
+            parts.append(self._log_probs(state.params, rows, shape, *self.base))
+        found = np.concatenate(parts)
+        hosts.first_does(partial(write_json, path, {"log_probs": found.tolist()}))
+        return found
 
     @cached_property
-    def maker(self) -> PromptMaker | None:
-        """Makes prompts with examples; None if the config has none."""
-        config, inputs = self.config, self.inputs
-        if config.tries.ways != FEW_SHOT:
-            return None
-        split = split_questions(len(inputs.train), config.few_shot)
-        return PromptMaker(config, inputs.agent.prompt, inputs.train, split, inputs.library)
+    def _log_probs(self) -> Any:
+        return row_log_probs(next(s.policy for s in self.stages if s.plan.kind == PREFERENCE))
 
-    @cached_property
-    def asked(self) -> Sequence[int]:
-        """The training questions that are tried: those that no example is of."""
-        if self.maker is None:
-            return range(len(self.inputs.train))
-        return self.maker.split.training
+    # ---------------------------------------------------------------- lessons → batches
 
-    @property
-    def variants(self) -> tuple[int, ...]:
-        """Numbers of the prompts that try; there may be fewer than the config asks for."""
-        there = range(len(self.prompt.names))
-        return tuple(number for number in self.config.tries.variants if number in there)
+    def questions(self, step: int) -> np.ndarray:
+        """The lessons of a batch, with their questions; a batch may hold several epochs of few."""
+        if self._imitates(stage := self.stage_at(step)):
+            return super().questions(step)
+        assert self._taught is not None
+        lessons, first = self._taught.lessons, stage.plan.first
+        order = QuestionOrder(len(lessons), self._size(stage), self.config.seed + first)
+        drawn = order.at(step - first)
+        asked = [self.trying.asked[lessons[number].question] for number in drawn[:, 0]]
+        return np.insert(drawn, 1, asked, axis=1)
 
-    @cached_property
-    def tries(self) -> TryMaker:
-        """Makes and keeps tries; the prompts must be there."""
-        inputs = self.inputs
-        questions = [inputs.train[number] for number in self.asked]
-        return TryMaker(self.config, questions, inputs.library, self.variants, self.workdir)
+    def _played(
+        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
+    ) -> list[TokenTrajectory]:
+        assert self._taught is not None
+        return taught_by([self._taught.lessons[number] for number in numbers], numbers)
+
+    def _batch(
+        self, stage: token_system.Stage, trajectories: Sequence[TokenTrajectory], *how: Any
+    ) -> Any:
+        taught, reference = self._taught, None
+        if self._imitates(stage) or taught is None:
+            return super()._batch(stage, trajectories)
+        if taught.reference is not None:
+            reference = taught.reference[[2 * t.question + t.member for t in trajectories]]
+        return super()._batch(stage, trajectories, taught.shape, reference)
+
+    def _sampled(self, stage: token_system.Stage) -> int:
+        return self.config.writing.query_tokens
+
+    # ---------------------------------------------------------------- evaluation
 
     def searched(
         self,
@@ -284,76 +321,9 @@ class Leret(token_system.TokenSystem[LeretConfig]):
 
         `variant`: number of the prompt that asks; those with examples must be there.
         """
-        agent, greedy = self.inputs.agent, self.config.eval.greedy
-        if variant:
-            agent = dataclasses.replace(agent, prompt=self.prompt)
-
-        def play(starts: Sequence[Start]) -> list[Episode]:
-            return self.play(params, starts, stop, greedy=greedy, agent=agent)
-
-        library = self.inputs.library
-        return search_hops(self.config, library, states, play, stream, variant=variant)[0]
-
-    # ---------------------------------------------------------------- lessons
-
-    def lessons(self, iteration: int, state: TrainState | None, stop: StopSignal) -> Lessons:
-        """What an iteration learns from: prompts are made first, then the tries by them.
-
-        The state has the weights that make what is missing; None: these are gone.
-        """
-        play: Any = None
-        if state is not None:
-            weights = self.weights(state)
-
-            def play_by(prompt: queries.QueryPrompt, starts: Sequence[Start]) -> list[Episode]:
-                agent = dataclasses.replace(self.inputs.agent, prompt=prompt)
-                return self.play(weights, starts, stop, agent=agent)
-
-            if self.maker is not None and iteration == 1:
-                self.maker.prompts(self.workdir, play_by)
-            play = partial(play_by, self.prompt)
-        tried = self.tries.iteration(iteration, play, stop)
-        check_found(tried.tries)
-        states = states_of(self.config, tried)
-        lessons = lessons_of(states, tried.states, self.prompt, self.inputs.speech)
-        unscored = sum(not each.scored for each in tried.tries)
-        log(
-            f"iteration {iteration}: {report_of(states)}; {unscored} tries without a score, "
-            f"{lessons.too_long} states whose prompts are too long"
-        )
-        if PREFERENCE in self.config.stages:
-            check_pairs(states)
-        return lessons
-
-    def reference(
-        self,
-        plan: StagePlan,
-        pairs: Sequence[Sequence[Segment]],
-        shape: BlockShape,
-        state: TrainState | None,
-        stop: StopSignal,
-    ) -> np.ndarray:
-        """Log-probabilities of all pairs' queries by the weights of the stage's start: `[2·P]`.
-
-        The state has these weights; None: they are gone.
-        """
-        path = self.tries.folder(plan.iteration) / "reference.json"
-        if state is None:
-            return np.array(read_fields(path)["log_probs"], np.float32)
-        room, size, parts = self.config.sampling.room, self.config.preference.batch_size, []
-        for first in range(0, len(pairs), size):  # as many as in an update: one program
-            stop.check()
-            rows = lesson_batch(pairs[first : first + size], room)
-            parts.append(self._log_probs(state.params, rows, shape, *self.base))
-        found = np.concatenate(parts)
-        hosts.first_does(partial(write_json, path, {"log_probs": found.tolist()}))
-        return found
-
-    @cached_property
-    def _log_probs(self) -> Any:
-        return row_log_probs(next(s.policy for s in self.stages if s.plan.kind == PREFERENCE))
-
-    # ---------------------------------------------------------------- evaluation
+        play = self.play_by(params, stop, greedy=self.config.eval.greedy)
+        by = partial(play, self.prompt if variant else self.inputs.agent.prompt)
+        return search_hops(self.config, self.inputs.library, states, by, stream, variant=variant)[0]
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         rows = self.searched(state.params, self.inputs.dev, stop)
@@ -361,95 +331,6 @@ class Leret(token_system.TokenSystem[LeretConfig]):
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {"failed_tries": float(counts.failed)}
-
-
-class LessonExperience(Experience):
-    """See `rollouts.experience.Experience`.
-
-    Tries of an iteration are made when its first step is due. They and the log-probabilities of the
-    reference are kept in the run's folder, so that a resumed run learns from the same.
-    """
-
-    def __init__(self, system: Leret, batches: int = 0) -> None:
-        self.waited = {"play": 0.0}
-        self._system, self._batches = system, batches
-        # The stage that learns from tries, what its iteration gave, one shape for all its batches,
-        # so that one program is compiled, and of pairs the log-probabilities by its first weights
-        self._plan: StagePlan | None = None
-        self._lessons: Lessons | None = None
-        self._shape: BlockShape | None = None
-        self._reference = np.zeros(0, np.float32)
-
-    def next(self, state: TrainState, number: int, stop: StopSignal) -> Any:
-        stop.check()
-        stage, before = self._system.stage_at(number), time.monotonic()
-        if stage.plan.kind == SCRIPT:
-            batch = self._script(stage, number)
-        else:
-            if stage.plan != self._plan:
-                self._begin(stage.plan, state, number, stop)
-            batch = self._learned(stage, number)
-        batch = put_whole(batch, episode_shardings(self._system.mesh))
-        self.waited["play"] += time.monotonic() - before
-        self._batches += 1
-        return batch
-
-    def position(self) -> tuple[Any, list[Any]]:
-        return self._batches, []
-
-    def counts(self) -> dict[str, float]:
-        return self._system.counted()
-
-    # ---------------------------------------------------------------- batches
-
-    def _script(self, stage: token_system.Stage, number: int) -> Any:
-        """Demonstrations of the styles, all their hops."""
-        config, inputs = self._system.config, self._system.inputs
-        script, size = inputs.script, config.script.batch_size
-        self.samples = QuestionOrder(len(script), size, config.seed).at(number)
-        numbers = self.samples[:, 0].tolist()
-        segments = script.segments(config, numbers, number * size, inputs.speech)
-        return self._system.batch(stage, [(segment,) for segment in segments])
-
-    def _learned(self, stage: token_system.Stage, number: int) -> Any:
-        """The batch of a step that learns from tries.
-
-        Each lesson comes once an epoch; a batch may hold several epochs of few.
-        """
-        assert self._lessons is not None
-        system, plan, every = self._system, stage.plan, self._lessons.of[stage.plan.kind]
-        size = getattr(system.config, plan.kind).batch_size
-        order = QuestionOrder(len(every), size, system.config.seed + plan.first)
-        numbers, epochs = order.at(number - plan.first).T
-        questions = np.array([system.asked[every[n].question] for n in numbers], np.int32)
-        self.samples = np.stack([questions, epochs], axis=1)
-        reference = None
-        if plan.kind == PREFERENCE:
-            reference = self._reference.reshape(-1, PAIR)[numbers].reshape(-1)
-        return system.batch(stage, [every[n].queries for n in numbers], self._shape, reference)
-
-    def _begin(self, plan: StagePlan, state: TrainState, number: int, stop: StopSignal) -> None:
-        """Makes or reads what a stage learns from."""
-        system, old = self._system, self._plan
-        if old is None or old.iteration != plan.iteration:
-            first = min(p.first for p in system.config.plan if p.iteration == plan.iteration)
-            # Later steps have other weights, by which nothing may be made that is missing.
-            self._lessons = system.lessons(plan.iteration, state if number == first else None, stop)
-        assert self._lessons is not None
-        every = [lesson.queries for lesson in self._lessons.of[plan.kind]]
-        if not every:
-            raise InputError(
-                f"the tries gave nothing to learn from for the stage {plan.kind}; raise "
-                "config.tries.prompts or samples, or config.sampling.temperature, or leave it out."
-            )
-        # The shape depends on the tries, and not on when the run was begun.
-        longest = [(segment,) * len(every[0]) for segment in self._lessons.longest]
-        rows = lesson_batch([*every, *longest], system.config.sampling.room)
-        self._shape = shape = system.shape_of(plan.kind, rows)
-        if plan.kind == PREFERENCE:
-            begins = state if number == plan.first else None
-            self._reference = system.reference(plan, every, shape, begins, stop)
-        self._plan = plan
 
 
 open_system = partial(token_system.open_token_system, Leret, LeretConfig, load_inputs)
@@ -469,17 +350,11 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
     pool = out / CORPUS if scoring.of_others(workdir, raw, OF_QUESTIONS) else None
     with open_hop_predictor(raw, workdir, pool=pool, scores=True) as predictor:
         ways = _ways(predictor, options.checkpoint)
-        found, notes = predictor.questions.played(
-            out, ways, predictor.stop, restart=options.restart
-        )
+        found, notes = predictor.played(out, ways, predictor.stop, restart=options.restart)
         questions = halves(predictor.system.inputs.drawn)
     rows, main = {label: HOPS.read(log) for label, log in found}, found[0][0]
     summary = scoring.compared(rows, main, hop_summary, hop_gains)
-    hops = len(rows[main][0].hops)
-    lines = hop_table(summary["scores"], hops)
-    for way, gain in filter(lambda each: each[1], summary["gains"].items()):
-        interval = interval_text(gain[f"hop{hops}/all_gold"], sign=True)
-        lines.append(f"{main} - {way}, all gold: {interval}")
+    lines = hop_table(summary["scores"], summary["gains"], len(rows[main][0].hops))
     summary |= {"questions": questions, "notes": notes}
     return scoring.end_scoring(out, raw, summary, [*lines, questions["line"]])
 
@@ -491,7 +366,7 @@ def _ways(predictor: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way
     yield from map(predictor.way, predictor.ways(checkpoint))
     first = config.plan[0]
     try:
-        variants = system.variants
+        variants = system.trying.variants(system.prompt)
     except InputError:  # prompts with examples are made in training
         variants = ()
     for variant in filter(None, variants):
@@ -505,16 +380,16 @@ def _ways(predictor: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way
         prompt = token_system.fingerprint([(asks,)])
         yield predictor.way(by, f"prompt-{name}", label, play, prompt=prompt)
 
-    def ruled(name: str, label: str, write: Callable[[queries.QueryState], str]) -> scoring.Way:
+    for name, label, write in (
+        ("question", "the question", lambda state: one_line(state.question)),
+        ("question_and_passage", "the question and the first passage", _with_passage),
+    ):
         plays = by_rule(library, config.writing.k, write)
 
-        def play(shown: Sequence[queries.QueryState], first: int) -> list[Searched]:
-            return search_hops(config, library, shown, plays, token_system.EVALUATED)[0]
+        def ruled(shown: Sequence[queries.QueryState], _: int, by: Any = plays) -> list[Searched]:
+            return search_hops(config, library, shown, by, token_system.EVALUATED)[0]
 
-        return scoring.Way(name, label, play, predictor.record)
-
-    yield ruled("question", "the question", lambda state: one_line(state.question))
-    yield ruled("question_and_passage", "the question and the first passage", _with_passage)
+        yield scoring.Way(name, label, ruled, predictor.record)
 
 
 def _with_passage(state: queries.QueryState) -> str:
@@ -536,14 +411,15 @@ def open_hop_predictor(
     If it scores, all are asked at once, by the draws of the evaluations of the training.
     """
     config = LeretConfig.of(raw)
-    mesh, size = scoring.mesh_of_run(config, workdir), config.tries.questions
-    every = raw.to_dict()
+    mesh, every = scoring.mesh_of_run(config, workdir), raw.to_dict()
+    # As many in a part as in training, whose memory suffices
+    size = 0 if scores else config.tries.questions
     with StopSignal() as stop:
         inputs = load_inputs(config, workdir, mesh, trains=trains, pool=pool)
         system = Leret(config, mesh, inputs, workdir)
 
         def play(params: Any, states: Sequence[queries.QueryState], first: int) -> list[Searched]:
-            stream = token_system.EVALUATED if scores else scoring.PREDICTED + first // size
+            stream = scoring.PREDICTED + first // size if size else token_system.EVALUATED
             return system.searched(params, states, stop, stream)
 
         record = {name: every[name] for name in _OF_PLAY} | {
@@ -552,11 +428,8 @@ def open_hop_predictor(
             "tries": every["tries"],
             "data": {name: key for name, key in inputs.data.items() if name != "questions"},
         }
-        # As many in a part as in training, whose memory suffices
-        questions: scoring.Questions[queries.QueryState, Searched] = scoring.Questions(
-            HOPS, inputs.dev, 0 if scores else size
-        )
-        yield scoring.Predictor(system, stop, questions, play, record)
+        how: Any = {"system": system, "stop": stop, "play": play, "record": record}
+        yield scoring.Predictor(HOPS, inputs.dev, size, **how)
 
 
 def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, int]:
@@ -575,13 +448,13 @@ def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, in
             f"--iteration={iteration}: the run has the iterations 1 to {config.iterations}."
         )
     with run_lock(system.workdir):
-        found = system.tries.iteration(iteration, None, StopSignal())
-    speech, states = system.inputs.speech, states_of(config, found)
+        tries, shown = system.trying.iteration(iteration, None, StopSignal())
+    speech, states = system.inputs.speech, states_of(config, tries)
     lines, paired = list[str](), [state for state in states if state.pairs]
     for state in paired:
         assert state.at is not None
-        shown = found.states[state.at].asked_by(0)
-        ids = speech.scaffold.opening(system.prompt.messages(shown))
+        messages = system.inputs.agent.prompt.messages(shown[state.at].asked_by(0))
+        ids = speech.scaffold.opening(messages)
         text = speech.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
         for pair in state.pairs:
             chosen, rejected = (state.queries[n].query for n in (pair.winner, pair.loser))

@@ -57,11 +57,6 @@ class TriesConfig:
     questions: Count = 64  # questions whose tries are made at once, and kept together
 
     @property
-    def asked(self) -> int:
-        """Prompts that try at a state."""
-        return 1 if self.ways == BARE_ONLY else self.prompts + self.with_bare
-
-    @property
     def variants(self) -> tuple[int, ...]:
         """Numbers of the prompts that try at a state; 0 is the bare one."""
         if self.ways == BARE_ONLY:
@@ -120,7 +115,7 @@ class LeretConfig(token_config.TokenConfig):
         refuse(
             self,
             (asked.bridge_corpus < asked.bridge_train, "questions.bridge_corpus", few),
-            (tries.asked * tries.samples < 2, "tries.samples", alone),
+            (len(tries.variants) * tries.samples < 2, "tries.samples", alone),
             (scripted and asked.train != token_config.BRIDGE, "questions.train", other),
             (tries.ways == STYLED and not scripted, "tries.ways", unknown),
             (repeats and not self.sampling.temperature, "sampling.temperature", alike),
@@ -128,27 +123,14 @@ class LeretConfig(token_config.TokenConfig):
         few_shot = self.few_shot
         if self.tries.ways == FEW_SHOT:
             few_shot = dataclasses.replace(few_shot, kept=self.tries.prompts)
-        order = [(SCRIPT, 0)] if SCRIPT in self.stages else []
-        tried = [kind for kind in (SFT, PREFERENCE) if kind in self.stages]
-        order += [(kind, number) for number in range(1, self.iterations + 1) for kind in tried]
-        plan = token_config.planned(
-            (kind, getattr(self, kind).steps, number) for kind, number in order
-        )
-        return dataclasses.replace(
-            self,
-            plan=plan,
-            few_shot=few_shot,
-            train=dataclasses.replace(self.train, steps=plan[-1].end),
-            llm=self.served(versions=2),
-        )
+        return dataclasses.replace(self, few_shot=few_shot).with_stages(self.iterations)
 
 
 def default_config() -> ConfigDict:
     """LeReT's settings (arXiv 2410.23214) on questions made here."""
     config = LeretConfig.default()
     config.train.update(eval_every=10**6, checkpoint_every=100, log_every=10)
-    config.optimizer.update(weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-8, clip_norm=1.0)
-    config.optimizer.update(schedule="linear", warmup_steps=10)
+    config.optimizer.update(beta2=0.99, clip_norm=1.0, schedule="linear", warmup_steps=10)
     return config
 
 

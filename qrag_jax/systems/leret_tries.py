@@ -1,4 +1,4 @@
-"""Makes the tries of an iteration of LeReT, hop after hop, and keeps them in the run's folder.
+"""What LeReT learns from: prompts → tries, hop after hop → lessons; kept in the run's folder.
 
 Every draw depends on the seed, the iteration, the hop, the question, the state, the prompt and the
 number of the draw alone, so a play that was killed goes on to the same tries.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from qrag_jax.environments.queries import (
     SEARCHED,
     STOPPED,
     Pool,
+    QueryAgent,
     QueryPrompt,
     QueryState,
     Searched,
@@ -37,16 +38,17 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.metrics.rows import Hop
 from qrag_jax.metrics.rows import Searched as SearchedRow
-from qrag_jax.rollouts import trajectories
 from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.rollouts.token_episodes import Episode, Speech, Start
+from qrag_jax.rollouts.trajectories import STOP, Segment, Turn
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.leret_config import PREFERENCE, SFT, LeretConfig
+from qrag_jax.systems.leret_config import FEW_SHOT, PREFERENCE, SFT, LeretConfig
 
 Play = Callable[[Sequence[Start]], list[Episode]]
+PlayBy = Callable[[QueryPrompt, Sequence[Start]], list[Episode]]
 
 # ---------------------------------------------------------------- a hop, and all of a question
 
@@ -176,34 +178,107 @@ FOLDER = "tries"  # in the run's folder
 TRIES = RowLog("tries", Try)
 _SPREAD = 256  # keys of questions lie so far apart
 _HOPS = 64  # most hops, likewise
-
-
-class Iteration(NamedTuple):
-    tries: list[Try]
-    states: dict[StateKey, QueryState]  # every state that was tried
+_STREAM = 2**31 - 10_000  # of the draws of examples; each list of tries has the next
 
 
 @dataclasses.dataclass(frozen=True)
-class TryMaker:
+class Trying:
+    """The prompts and the tries of a run; what is in its folder is not made again.
+
+    `play` has the weights that make what is missing; None: these are gone, and all must be there.
+    """
+
     config: LeretConfig
-    questions: Sequence[QueryState]  # states of the first hop, one for each question
+    agent: QueryAgent  # with the bare prompt, and those of the styles
+    questions: Sequence[QueryState]  # of the training, before the first hop
     library: CorpusLibrary
-    variants: Sequence[int]  # numbers of the prompts that try at a state
     workdir: Path
+
+    @cached_property
+    def split(self) -> few_shot.Split | None:
+        """Questions of examples, of their ranking, and all others; None: there are no examples."""
+        if self.config.tries.ways != FEW_SHOT:
+            return None
+        return few_shot.split_questions(len(self.questions), self.config.few_shot)
+
+    @property
+    def asked(self) -> Sequence[int]:
+        """The questions that are tried: those that no example is of."""
+        return range(len(self.questions)) if self.split is None else self.split.training
+
+    def prompt(self, play: PlayBy | None = None) -> QueryPrompt:
+        """All ways to ask; `play` has the first weights."""
+        bare = self.agent.prompt
+        if self.split is None:
+            return bare
+        config, path = self.config.few_shot, self.workdir / few_shot.NAME
+        made = few_shot.FewShotPrompts(bare.prompt.fingerprint)
+        if path.exists():
+            made = few_shot.read_few_shot(path, made.template)
+        for number in range(len(made.rounds) + 1, config.rounds + 1):
+            if play is None:
+                raise InputError(
+                    f"{path} is not finished, and its weights are gone; begin a new --workdir."
+                )
+            log(
+                f"examples, round {number}: {config.bootstrap_questions} questions, then "
+                f"{config.candidates} prompts on {config.rank_questions} others"
+            )
+            ranked = self._round(made, number, self.split, play)
+            made = dataclasses.replace(made, rounds=(*made.rounds, ranked))
+            # A round that leaves no prompt is refused here, before it is kept: it can be mended.
+            kept = few_shot.kept_variants(made.rounds, bare, config.kept)
+            hosts.first_does(partial(few_shot.write_few_shot, path, made))
+            scores = {prompt.name: prompt.score for ranked in made.rounds for prompt in ranked}
+            listed = ", ".join(f"{each.name} ({scores[each.name]:.3f})" for each in kept)
+            log(f"prompts with examples by mean AP on questions held out: {listed}")
+        variants = few_shot.kept_variants(made.rounds, bare, config.kept)
+        return dataclasses.replace(bare, variants=variants)
+
+    def _round(
+        self, made: few_shot.FewShotPrompts, number: int, split: few_shot.Split, play: PlayBy
+    ) -> tuple[few_shot.Candidate, ...]:
+        config, stream = self.config, _STREAM + 100 * number
+
+        def tried(places: Sequence[int], variants: tuple[Variant, ...], stream: int) -> list[Tried]:
+            """The tries of questions at all hops, by the bare prompt or by one other."""
+            by = partial(play, dataclasses.replace(self.agent.prompt, variants=variants))
+            states = [self.questions[place] for place in places]
+            return search_hops(config, self.library, states, by, stream, variant=len(variants))[1]
+
+        best = () if not made.rounds else (made.rounds[-1][0].variant,)
+        shown = tried(split.bootstrap, best, stream)
+        solved = few_shot.full_credit(shown, config.writing.hops, config.search.gold_by)
+        candidates = few_shot.drawn_candidates(solved, config.few_shot, number)
+        rewards = [
+            [one.reward for one in tried(split.rank, (each.variant,), stream + n)]
+            for n, each in enumerate(candidates, start=1)
+        ]
+        return few_shot.ranked(candidates, rewards)
+
+    def variants(self, prompt: QueryPrompt) -> tuple[int, ...]:
+        """Numbers of the prompts that try; there may be fewer than the config asks for."""
+        there = range(len(prompt.names))
+        return tuple(number for number in self.config.tries.variants if number in there)
+
+    # ---------------------------------------------------------------- tries
 
     def folder(self, number: int) -> Path:
         return self.workdir / FOLDER / f"iteration-{number}"
 
-    def iteration(self, number: int, play: Play | None, stop: StopSignal) -> Iteration:
-        """The tries of iteration `number`; those that are in files are not made again.
+    def iteration(
+        self, number: int, play: PlayBy | None, stop: StopSignal
+    ) -> tuple[list[Try], dict[StateKey, QueryState]]:
+        """The tries of iteration `number`, by the weights of its start, and all states of them.
 
-        They are played by the weights of its start. If these are gone (None), all must be there.
+        Prompts are made by the weights of the first iteration.
         """
-        found = Iteration([], {})
-        now = {StateKey(place, 1): state for place, state in enumerate(self.questions)}
+        prompt = self.prompt(play if number == 1 else None)
+        every, states, variants = list[Try](), dict[StateKey, QueryState](), self.variants(prompt)
+        now = {StateKey(n, 1): self.questions[place] for n, place in enumerate(self.asked)}
         for hop in range(1, self.config.writing.hops + 1):
-            found.states.update(now)
-            parts, path = self._parts(now), self.folder(number) / f"hop-{hop}.jsonl"
+            states |= now
+            parts, path = self._parts(now, variants), self.folder(number) / f"hop-{hop}.jsonl"
             tries, ends = TRIES.read_partial(path), [0, *itertools.accumulate(map(len, parts))]
             # What is sampled side by side may depend on all of a part, in the last bits: the tries
             # of whole parts are kept, and what is behind them is dropped.
@@ -221,22 +296,24 @@ class TryMaker:
             for part in missing:
                 assert play is not None
                 stop.check()
-                episodes = play(self._starts(number, hop, part))
+                episodes = play(prompt, self._starts(number, hop, part))
                 made = [try_of(self.config, a, e) for a, e in zip(part, episodes, strict=True)]
                 hosts.first_does(partial(TRIES.append, path, made))
                 tries += made
-            found.tries.extend(tries)
-            now = self._next(number, hop, tries, found)
-        return found
+            every += tries
+            now = self._next(number, hop, tries, states)
+        return every, states
 
-    def _parts(self, states: dict[StateKey, QueryState]) -> list[list[Asked]]:
+    def _parts(
+        self, states: dict[StateKey, QueryState], variants: Sequence[int]
+    ) -> list[list[Asked]]:
         """What is tried at once: all tries of a few questions."""
         config, by_part = self.config.tries, dict[int, list[Asked]]()
         for at, state in states.items():
             part = by_part.setdefault(at.question // config.questions, [])
             part += [
                 Asked(at, state.asked_by(variant), draw)
-                for variant in self.variants
+                for variant in variants
                 for draw in range(config.samples)
             ]
         return [by_part[number] for number in sorted(by_part)]
@@ -249,97 +326,30 @@ class TryMaker:
         return [Start(a.state, keys[n, draws[n]]) for n, a in enumerate(part)]
 
     def _next(
-        self, number: int, hop: int, tries: Sequence[Try], found: Iteration
+        self, number: int, hop: int, tries: Sequence[Try], states: Mapping[StateKey, QueryState]
     ) -> dict[StateKey, QueryState]:
+        """The states of the next hop: of each question that goes on, behind one of its tries."""
         by_question: dict[int, list[Try]] = {}
         for each in tries:
             by_question.setdefault(each.question, []).append(each)
-        states = {}
+        following = {}
         for question, own in sorted(by_question.items()):
             seed = (self.config.seed, number, hop, question)
             if best := choose(own, seed):
                 at = StateKey(question, hop + 1)
-                states[at] = state_after(found.states[best.at], best, self.library)
-        return states
-
-
-_STREAM = 2**31 - 10_000  # of the draws; each list of tries has the next
-
-PlayBy = Callable[[QueryPrompt, Sequence[Start]], list[Episode]]
-
-
-@dataclasses.dataclass(frozen=True)
-class PromptMaker:
-    config: LeretConfig
-    bare: QueryPrompt
-    questions: Sequence[QueryState]  # states of the first hop
-    split: few_shot.Split  # which of them are played
-    library: CorpusLibrary
-
-    def prompts(self, workdir: Path, play: PlayBy | None) -> tuple[Variant, ...]:
-        """The best prompts, from the run's file, or played by its first weights (None: gone)."""
-        config, path = self.config.few_shot, workdir / few_shot.NAME
-        made = few_shot.FewShotPrompts(template := self.bare.prompt.fingerprint)
-        if path.exists():
-            made = few_shot.read_few_shot(path, template)
-        if made.kept:
-            return made.variants
-        if play is None:
-            raise InputError(
-                f"{path} is not finished, and its weights are gone; begin a new --workdir."
-            )
-        for number in range(len(made.rounds) + 1, config.rounds + 1):
-            log(
-                f"examples, round {number}: {config.bootstrap_questions} questions, then "
-                f"{config.candidates} prompts on {config.rank_questions} others"
-            )
-            made = dataclasses.replace(made, rounds=(*made.rounds, self._round(made, number, play)))
-            # A round that leaves no prompt is refused here, before it is kept: it can be mended.
-            few_shot.kept_variants(made.rounds, self.bare, config.kept)
-            hosts.first_does(partial(few_shot.write_few_shot, path, made))
-        kept = few_shot.kept_variants(made.rounds, self.bare, config.kept)
-        made = dataclasses.replace(made, kept=tuple(variant.name for variant in kept))
-        hosts.first_does(partial(few_shot.write_few_shot, path, made))
-        scores = {prompt.name: prompt.score for ranked in made.rounds for prompt in ranked}
-        listed = ", ".join(f"{name} ({scores[name]:.3f})" for name in made.kept)
-        log(f"prompts with examples by mean AP on questions held out: {listed}")
-        return made.variants
-
-    def _round(
-        self, made: few_shot.FewShotPrompts, number: int, play: PlayBy
-    ) -> tuple[few_shot.Candidate, ...]:
-        best = () if not made.rounds else (made.rounds[-1][0].variant,)
-        stream = _STREAM + 100 * number
-        tried = self._tried(self.split.bootstrap, best, play, stream)
-        hops, gold_by = self.config.writing.hops, self.config.search.gold_by
-        solved = few_shot.full_credit(tried, hops, gold_by)
-        candidates = few_shot.drawn_candidates(solved, self.config.few_shot, number)
-        rewards = [
-            [one.reward for one in self._tried(self.split.rank, (each.variant,), play, stream + n)]
-            for n, each in enumerate(candidates, start=1)
-        ]
-        return few_shot.ranked(candidates, rewards)
-
-    def _tried(
-        self, places: Sequence[int], variants: tuple[Variant, ...], play: PlayBy, stream: int
-    ) -> list[Tried]:
-        """The tries of questions at all hops, by the bare prompt or by one other."""
-        play_them = partial(play, dataclasses.replace(self.bare, variants=variants))
-        states = [self.questions[place] for place in places]
-        how = self.config, self.library, states, play_them, stream
-        return search_hops(*how, variant=len(variants))[1]
+                following[at] = state_after(states[best.at], best, self.library)
+        return following
 
 
 # ---------------------------------------------------------------- what is learned from tries
 
-PAIR = 2  # rows of a pair: the winner, then the loser
 _MEASURED = 8  # states whose prompts are measured for the longest
 
 
-def states_of(config: LeretConfig, found: Iteration) -> list[StatePairs]:
+def states_of(config: LeretConfig, tries: Sequence[Try]) -> list[StatePairs]:
     """What is learned at each state that was tried in an iteration."""
     by_state: dict[StateKey, list[Try]] = {}
-    for each in found.tries:
+    for each in tries:
         by_state.setdefault(each.at, []).append(each)
     return [pairs_of(tries, config.pairs) for tries in by_state.values()]
 
@@ -347,15 +357,15 @@ def states_of(config: LeretConfig, found: Iteration) -> list[StatePairs]:
 class Lesson(NamedTuple):
     """A query to imitate; or a pair of them behind one prompt, the better one first."""
 
-    queries: tuple[trajectories.Segment, ...]
-    question: int
+    queries: tuple[Segment, ...]
+    question: int  # its place among those that are tried
 
 
 class Lessons(NamedTuple):
     of: dict[str, list[Lesson]]  # by stage: the best query of each state, and the pairs
     # The longest rows that the tries might have given. The shape of blocks is chosen with them, so
     # that iterations whose lessons differ share a program.
-    longest: list[trajectories.Segment]
+    longest: list[Segment]
     too_long: int  # states that were left out, because prompt and query have more tokens than fit
 
 
@@ -365,8 +375,9 @@ def lessons_of(
     prompt: QueryPrompt,
     speech: Speech,
 ) -> Lessons:
+    """What the tries teach by the bare prompt."""
     imitated, pairs, too_long = list[Lesson](), list[Lesson](), 0
-    asked, longest = [], list[trajectories.Segment]()  # prompts of states with queries
+    asked, longest = [], list[Segment]()  # prompts of states with queries
     for each in states:
         if each.at is None or not each.queries:
             continue
@@ -392,20 +403,6 @@ def lessons_of(
     return Lessons({SFT: imitated, PREFERENCE: pairs}, longest, too_long)
 
 
-def _turn(opening: np.ndarray, query: Try) -> trajectories.Turn:
+def _turn(opening: np.ndarray, query: Try) -> Turn:
     ids = np.array(query.sampled, np.int32)
-    return trajectories.Turn(opening, ids, np.zeros(len(ids), np.float32), trajectories.STOP)
-
-
-def lesson_batch(
-    lessons: Sequence[Sequence[trajectories.Segment]], room: int
-) -> trajectories.TokenBatch:
-    """The arrays of lessons: a row for each of their queries, those of a pair side by side."""
-    rows = [
-        trajectories.TokenTrajectory(number, 0, 1, (segment,), trajectories.DONE)
-        for number, queries in enumerate(lessons)
-        for segment in queries
-    ]
-    return trajectories.token_batch(
-        rows, members=len(lessons[0]), truncated=trajectories.SCORED, longest=room
-    )
+    return Turn(opening, ids, np.zeros(len(ids), np.float32), STOP)

@@ -47,7 +47,7 @@ from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.token_episodes import Episode, Library, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import DEV, Run, log
+from qrag_jax.runtime.run import Run, log
 from qrag_jax.systems import scoring, token_system
 from qrag_jax.systems.config import refuse
 from qrag_jax.systems.rlvr_config import GRPO, RlvrConfig
@@ -121,7 +121,6 @@ def load_inputs(
     if corpus is not None:
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
-    longest = max((*train, *dev), key=lambda task: len(task.question))
     # A server tells no digest of what it searches.
     searched = {"corpus": corpus.digest if corpus else tools.corpus} if tools.corpus else {}
     return token_system.token_inputs(
@@ -129,20 +128,16 @@ def load_inputs(
         workdir,
         mesh,
         turn=tools.turn_tokens,
-        prompts=[(longest.id, agent.opening(longest.question))],
-        sampled=1,
-        agent=agent,
-        library=library,
-        functions=functions,
         train=train,
         dev=dev,
+        digest=digest_of,
+        agent=agent,
+        asks=lambda task: [agent.opening(task.question)],
+        sampled=1,
+        library=library,
+        functions=functions,
         script=demonstration_scripts().ToolScript(bridge) if bridge else None,
-        data={
-            "questions": digest_of(train),
-            DEV: digest_of(dev),
-            "prompt": agent.prompt.fingerprint,
-            **searched,
-        },
+        data={"prompt": agent.prompt.fingerprint, **searched},
     )
 
 
@@ -168,17 +163,8 @@ _OF_CALLS = ("calls", "failed_calls")  # counts of an episode
 Logs = Mapping[str, Mapping[str, Path]]  # by retriever, then by what the weights are
 
 
-class ToolSystem(token_system.BatchSystem[RlvrConfig]):
+class ToolSystem(token_system.TokenSystem[RlvrConfig]):
     """What RLVR has with our own tools and in an environment of verifiers."""
-
-    @abc.abstractmethod
-    def episodes(
-        self, weights: Any, tasks: Sequence[Any], keys: np.ndarray, stop: StopSignal, **how: Any
-    ) -> list[Episode]:
-        """Plays tasks, the episodes of each side by side; keys uint32 `[task, member, 2]`.
-
-        `how`: `greedy`; `library`, what the tools read, None: what they read in training.
-        """
 
     @abc.abstractmethod
     def trajectory(
@@ -187,27 +173,13 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
         """An episode with the parts of its reward; none if it, or a user's rubric, failed."""
 
     def rewarded(
-        self,
-        weights: Any,
-        tasks: Sequence[Any],
-        numbers: Sequence[int],
-        keys: np.ndarray,
-        stop: StopSignal,
-        **how: Any,
-    ) -> list[tuple[TokenTrajectory, Episode]]:
-        """Episodes of questions of these numbers, with their rewards; `how`: see `episodes`."""
-        found = []
-        for n, episode in enumerate(self.episodes(weights, tasks, keys, stop, **how)):
-            place, member = divmod(n, keys.shape[1])
-            found.append((self.trajectory(episode, numbers[place], member, tasks[place]), episode))
-        return found
-
-    def _played(
-        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
+        self, weights: Any, tasks: Any, numbers: Any, keys: Any, stop: Any, **how: Any
     ) -> list[TokenTrajectory]:
-        tasks = [self.inputs.train[number] for number in numbers]
-        keys = self.keys(step, len(tasks), self.config.grpo.members)
-        return [played for played, _ in self.rewarded(weights, tasks, numbers, keys, stop)]
+        found, members = list[TokenTrajectory](), keys.shape[1]
+        for n, episode in enumerate(self.episodes(weights, tasks, keys, stop, **how)):
+            place, member = divmod(n, members)
+            found.append(self.trajectory(episode, numbers[place], member, tasks[place]))
+        return found
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         from qrag_jax.evaluators.token_scores import tool_evaluation
@@ -216,13 +188,12 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
         keys, numbers = self.keys(token_system.EVALUATED, len(tasks), 1), range(len(tasks))
         played = self.rewarded(state.params, tasks, numbers, keys, stop, greedy=settings.greedy)
         best_by = REWARD if self.config.env.verifiers else settings.best_by
-        trajectories = [trajectory for trajectory, _ in played]
+        unused = () if self.config.tools.path else _OF_CALLS
 
         def row_of(place: int) -> Prediction:
-            return self.row(trajectories[place], tasks[place])
+            return self.row(played[place], tasks[place])
 
-        unused = () if self.config.tools.path else _OF_CALLS
-        return tool_evaluation(step, trajectories, best_by, row_of, unused)
+        return tool_evaluation(step, played, best_by, row_of, unused)
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {
@@ -230,9 +201,7 @@ class ToolSystem(token_system.BatchSystem[RlvrConfig]):
             "failed_episodes": float(counts.failed),
         }
 
-    def row(
-        self, trajectory: TokenTrajectory, task: ToolTask, episode: Episode | None = None
-    ) -> Prediction:
+    def row(self, trajectory: TokenTrajectory, task: ToolTask) -> Prediction:
         """An episode as files of predictions have it."""
         return Prediction(
             id=task.id,
@@ -310,13 +279,6 @@ class Rlvr(ToolSystem):
             f"{config.train.batch_size} questions × {config.grpo.members} episodes; tools over "
             f"{config.tools.corpus or 'own documents'} by {config.tools.retriever}, {self._where}"
         )
-
-    # ---------------------------------------------------------------- episodes
-
-    def episodes(
-        self, weights: Any, tasks: Sequence[Any], keys: np.ndarray, stop: StopSignal, **how: Any
-    ) -> list[Episode]:
-        return self.play(weights, token_system.starts_of(tasks, keys), stop, **how)
 
     def _played(self, *how: Any) -> list[TokenTrajectory]:
         found, most = super()._played(*how), self.config.tools.max_failed_share
@@ -415,7 +377,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
             for weights in player.ways(options.checkpoint)
             for name, each in players.items()
         )
-        found, notes = player.questions.played(out, ways, player.stop, restart=options.restart)
+        found, notes = player.played(out, ways, player.stop, restart=options.restart)
         questions = halves(player.system.inputs.drawn)
     logs: dict[str, dict[str, Path]] = {name: {} for name in players}
     for label, path in found:
@@ -457,9 +419,6 @@ def open_players(
         draws, greedy = sampled or 1, not sampled and config.eval.greedy
         # As many episodes side by side as in training, whose memory is known to suffice.
         size = max(1, config.train.batch_size * config.grpo.members // draws)
-        questions: scoring.Questions[ToolTask, Prediction] = scoring.Questions(
-            PREDICTIONS, inputs.dev, size, draws
-        )
 
         def play(
             library: Library | None, params: Any, tasks: Sequence[ToolTask], first: int
@@ -470,10 +429,7 @@ def open_players(
             keys = np.asarray(draw_keys(key, np.array(numbers, np.uint32), draws))
             how: Any = {"greedy": greedy, "library": library}
             played = system.rewarded(params, tasks, numbers, keys, stop, **how)
-            return [
-                system.row(trajectory, tasks[n // draws], episode)
-                for n, (trajectory, episode) in enumerate(played)
-            ]
+            return [system.row(each, tasks[n // draws]) for n, each in enumerate(played)]
 
         used = {n: v for n, v in raw.to_dict().items() if n not in _OF_TRAINING}
         record = {
@@ -489,6 +445,8 @@ def open_players(
         for name, library in libraries.items():
             tools = used["tools"] | {"retriever": name}
             own_record = record | {"retriever": name, "config": used | {"tools": tools}}
-            by = functools.partial(play, library)
-            players[name] = Predictor(system, stop, questions, by, own_record)
+            by: Any = {"play": functools.partial(play, library), "record": own_record}
+            players[name] = Predictor(
+                PREDICTIONS, inputs.dev, size, draws, system=system, stop=stop, **by
+            )
         yield players

@@ -197,8 +197,8 @@ def default_config() -> ConfigDict:
     config = RlvrConfig.default()
     config.sft.steps = 600
     config.train.update(steps=120, batch_size=8, eval_every=60, checkpoint_every=60, log_every=5)
-    config.optimizer.update(learning_rate=1e-5, weight_decay=0.0, beta1=0.9, beta2=0.99, eps=1e-8)
-    config.optimizer.update(clip_norm=0.1, schedule="constant", warmup_steps=10)
+    config.optimizer.update(learning_rate=1e-5, beta2=0.99, clip_norm=0.1)
+    config.optimizer.update(schedule="constant", warmup_steps=10)
     return config
 
 

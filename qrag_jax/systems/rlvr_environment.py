@@ -6,6 +6,7 @@ The environment is played in a process of its own (`rollouts.environment_play`).
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
@@ -22,8 +23,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.token_scores import episode_columns
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.llm.text.scaffolds import ChatRenderer, content_text
-from qrag_jax.metrics.bootstrap import columns_of, interval_text, means, with_intervals
-from qrag_jax.metrics.rows import PREDICTIONS, Prediction, scored_episodes
+from qrag_jax.metrics.bootstrap import columns_of, means, score_table, with_intervals
+from qrag_jax.metrics.rows import PREDICTIONS, scored_episodes
 from qrag_jax.rollouts import environment_play
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Episode
@@ -69,12 +70,12 @@ def _task(number: int, about: environment_play.About) -> EnvironmentTask:
 
 def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> EnvironmentInputs:
     """Starts the process, prepares the model, and looks at the first prompts."""
+    env = config.env
     if jax.process_count() > 1:
         raise InputError(
-            f"config.env.verifiers is {config.env.verifiers!r}, which is played by one host, and "
-            f"there are {jax.process_count()}; give one."
+            f"config.env.verifiers is {env.verifiers!r}, which is played by one host, and there "
+            f"are {jax.process_count()}; give one."
         )
-    env = config.env
     fields = {
         "id": env.verifiers,
         "arguments": env.given(),
@@ -89,47 +90,38 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> Environme
         "endless": ENDLESS,
         "harness": env.harness,
     }
-    process = environment_play.EnvironmentProcess(env.interpreter(), workdir / LOG, fields)
-    try:
-        return _loaded(config, workdir, mesh, process)
-    except BaseException:
-        process.end()
-        raise
-
-
-def _loaded(
-    config: RlvrConfig, workdir: Path, mesh: Mesh, process: environment_play.EnvironmentProcess
-) -> EnvironmentInputs:
-    env = config.env
-    try:
-        about = process.start(lambda: None)
-    except environment_play.ProcessLost as lost:
-        raise InputError(
-            f"the environment {env.verifiers!r} cannot be opened: {lost}; mend it."
-        ) from None
-    train, dev = ([_task(number, about) for number in part] for part in _split(env, about))
-    log(
-        f"environment {env.verifiers} by verifiers {about.version}, in a process of "
-        f"its own, without a sandbox: {len(train)} tasks to train, {len(dev)} to score"
-    )
-
-    def texts() -> Iterator[str]:
-        for messages in about.prompts:
-            yield from (well_formed(content_text(each.get("content"))) for each in messages)
-
-    inputs = token_inputs(
-        config,
-        workdir,
-        mesh,
-        turn=config.tools.turn_tokens,
-        texts=texts,
-        train=train,
-        dev=dev,
-        data={"questions": about.digest, "verifiers": about.version},
-    )
-    renderer = ChatRenderer(inputs.model.tokenizer, config.tools.form, config.thinking)
-    _check_prompts(config, about, renderer)
-    return EnvironmentInputs(process=process, about=about, renderer=renderer, **vars(inputs))
+    with contextlib.ExitStack() as unless_opened:
+        process = environment_play.EnvironmentProcess(env.interpreter(), workdir / LOG, fields)
+        unless_opened.callback(process.end)
+        try:
+            about = process.start(lambda: None)
+        except environment_play.ProcessLost as lost:
+            raise InputError(
+                f"the environment {env.verifiers!r} cannot be opened: {lost}; mend it."
+            ) from None
+        train, dev = ([_task(number, about) for number in part] for part in _split(env, about))
+        log(
+            f"environment {env.verifiers} by verifiers {about.version}, in a process of "
+            f"its own, without a sandbox: {len(train)} tasks to train, {len(dev)} to score"
+        )
+        inputs = token_inputs(
+            config,
+            workdir,
+            mesh,
+            turn=config.tools.turn_tokens,
+            texts=lambda: (
+                well_formed(content_text(message.get("content")))
+                for messages in about.prompts
+                for message in messages
+            ),
+            train=train,
+            dev=dev,
+            data={"questions": about.digest, "verifiers": about.version},
+        )
+        renderer = ChatRenderer(inputs.model.tokenizer, config.tools.form, config.thinking)
+        _check_prompts(config, about, renderer)
+        unless_opened.pop_all()
+        return EnvironmentInputs(process=process, about=about, renderer=renderer, **vars(inputs))
 
 
 def _split(env: EnvironmentConfig, about: environment_play.About) -> tuple[range, range]:
@@ -236,29 +228,20 @@ class EnvironmentRlvr(ToolSystem):
         turns = [turn for segment in episode.segments for turn in segment]
         tally = {"turns": len(turns), "sampled_tokens": sum(len(turn.sampled) for turn in turns)}
         facts: dict[str, Any] = {"tally": tally, "cited": [], "seen": []}
-        parts: dict[str, float] = {}
+        parts, record = dict[str, float](), dict[str, Any]()  # `record`: verifiers' own
         if isinstance(ended, Failed):
             facts["message"] = ended.message
+            record = {"error": {"error": ended.cause, "message": ended.message}, "reward": None}
         else:
             assert isinstance(ended, environment_play.Scored)
             parts = {**ended.parts, REWARD: ended.reward}
             if REWARD in ended.parts:  # a part has the name of the whole
                 parts[f"{REWARD}_part"] = ended.parts[REWARD]
             facts |= {"answer": "", "stop": ended.stop, "outside": ended.outside}
+            record = {**ended.record}
+        facts[TRACE] = json.dumps(record)
         at = task.number, member, episode.attempts
         return TokenTrajectory(*at, episode.segments, episode.status, parts, facts)
-
-    def row(
-        self, trajectory: TokenTrajectory, task: ToolTask, episode: Episode | None = None
-    ) -> Prediction:
-        row = super().row(trajectory, task)
-        if episode is not None:  # verifiers' own record
-            ended: Any = episode.ended
-            record = getattr(ended, "record", None)
-            if isinstance(ended, Failed):
-                record = {"error": {"error": ended.cause, "message": ended.message}, "reward": None}
-            row.trajectory["facts"][TRACE] = json.dumps(record)
-        return row
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return super()._counted(counts) | {
@@ -271,31 +254,29 @@ class EnvironmentRlvr(ToolSystem):
         self, logs: Logs, main: str, options: ScoreOptions
     ) -> tuple[dict[str, Any], list[str]]:
         """The file that verifiers itself would write is written next to each log."""
-        scores, lines = dict[str, Any](), list[str]()
+        scores, ended = dict[str, dict[str, Any]](), list[str]()
         for label, path in logs[PREDICTED_BY].items():
             facts = [row.trajectory["facts"] for row in PREDICTIONS.each(path)]
             traces = path.with_name(TRACES)
             write_whole(traces, "".join(f"{each[TRACE]}\n" for each in facts))
             rows = scored_episodes(path)
-            scored = [
+            columns = columns_of(
                 episode_columns(
                     row.parts, row.trajectory["facts"]["tally"], row.trajectory["status"]
                 )
                 for row in rows
                 if row.reward is not None
-            ]
-            columns = columns_of(scored)
-            intervals: dict[str, Any] = with_intervals(columns)
+            )
+            lost = sum(row.reward is None for row in rows) / max(len(rows), 1)
+            scores[label] = with_intervals(columns) | {"failed_share": lost}
             for name, values in columns.items():
-                intervals[name]["std"] = float(np.std(values))
-            lost = 1 - len(scored) / max(len(rows), 1)
-            scores[label] = intervals | {"failed_share": lost}
-            lines.append(f"{label}: {lost:.0%} without a reward ({traces})")
-            for name, own in intervals.items():
-                lines.append(f"  {name:24} {interval_text(own)}, std {own['std']:.3f}")
+                scores[label][name]["std"] = float(np.std(values))
             ends = collections.Counter(each["stop"] for each in facts if "stop" in each)
             shares = (f"{name} {count / ends.total():.0%}" for name, count in ends.most_common())
-            lines.append(f"  ended by: {', '.join(shares)}")
+            ended.append(f"{label} ended by: {', '.join(shares)} ({traces})")
+        names = dict.fromkeys(name for own in scores.values() for name in own)
+        del names["failed_share"]
+        table = score_table(scores.items(), [*names], {"no reward": "{failed_share:.0%}"})
         about = {
             "environment": self.config.env.verifiers,
             "verifiers": self.inputs.about.version,
@@ -304,4 +285,4 @@ class EnvironmentRlvr(ToolSystem):
             "episodes_per_task": options.sampled or 1,
             "scores": scores,
         }
-        return about, lines
+        return about, [*table, *ended]

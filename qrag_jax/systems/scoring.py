@@ -141,7 +141,7 @@ def begin_scoring(
     are_others(workdir, raw, fields, options.out)
     others = bool(of_others(workdir, raw, asked))
     chose, raw.eval.samples = int(raw.eval.samples), options.samples
-    if raw.eval.part != ALL:
+    if raw.eval.get("part", ALL) != ALL:
         raw.eval.part = ALL if others else REPORTED
     out = options.out or workdir / "eval"
     return raw, out, lambda drawn: drawn.summary(chose, others=others)
@@ -264,13 +264,12 @@ class Weights(NamedTuple):
     params: Any  # a text says why they are not here
 
 
-@dataclasses.dataclass(frozen=True)
-class Predictor:
-    """Plays questions with the model of one run."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Predictor(Questions[Any, Any]):
+    """Questions that the model of one run plays."""
 
     system: Any
     stop: StopSignal
-    questions: Questions[Any, Any]
     # (parameters, a part, number of its first) → its rows
     play: Callable[[Any, Sequence[Any], int], Sequence[Any]]
     record: dict[str, Any]  # all that the rows depend on, but for the weights

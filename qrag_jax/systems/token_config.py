@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, NamedTuple, Self
 
 from ml_collections import ConfigDict
 
 from qrag_jax.errors import Count, Filled, Natural, Positive, Share, one_of
 from qrag_jax.learners.config import SFTConfig
+from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import ServedConfig
 from qrag_jax.models.first_language_model import LanguageModelConfig
 from qrag_jax.rollouts.trajectories import SCORED, SERVER, TREATMENTS, SamplingConfig
@@ -17,6 +18,7 @@ from qrag_jax.runtime.config_fields import internal
 from qrag_jax.systems.config import SystemConfig, refuse
 
 BRIDGE = "bridge"  # in place of data: questions that are made here
+_WARM_UP = 25  # a stage without rewards warms up for one part of so many, at most
 
 
 class StagePlan(NamedTuple):
@@ -33,14 +35,6 @@ class StagePlan(NamedTuple):
     def label(self) -> str:
         """What the weights at its end are called in tables."""
         return f"after {self.kind}{f' of iteration {self.iteration}' if self.iteration else ''}"
-
-
-def planned(stages: Iterable[tuple[str, int, int]]) -> tuple[StagePlan, ...]:
-    """Stages one after the other: their kinds, steps and iterations."""
-    plan = list[StagePlan]()
-    for kind, steps, iteration in stages:
-        plan.append(StagePlan(kind, plan[-1].end if plan else 0, steps, iteration))
-    return tuple(plan)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -75,8 +69,30 @@ class TokenConfig(SystemConfig):
 
     @property
     def rule(self) -> Any:
-        """The constants of the algorithm that learns by rewards."""
-        raise NotImplementedError
+        """The constants of the algorithm that learns by rewards; None: there is none."""
+        return None
+
+    @property
+    def has_rewards(self) -> bool:
+        """Whether a stage learns by rewards."""
+        return self.rule is not None and {*self.stages} != {self.IMITATION}
+
+    def algorithm_of(self, kind: str) -> Any:
+        """The constants of the algorithm of a stage."""
+        return getattr(self, kind, self.rule)
+
+    def optimizer_of(self, kind: str) -> OptimizerConfig:
+        """How a stage learns; one without rewards has a peak, a warm-up and a decay of its own."""
+        if (stage := self.algorithm_of(kind)) is self.rule:
+            return self.optimizer
+        steps = stage.steps * stage.updates_per_batch
+        own: dict[str, Any] = {"learning_rate": stage.learning_rate, "total_steps": steps}
+        if self.rule is None:  # the section `optimizer` is of these stages
+            own["warmup_steps"] = min(self.optimizer.warmup_steps, steps // _WARM_UP)
+        else:
+            own |= {"schedule": "cosine", "final_ratio": 0.1, "warmup_steps": steps // _WARM_UP}
+            own["clip_norm"] = 1.0
+        return dataclasses.replace(self.optimizer, **own)
 
     @property
     def groups(self) -> int:
@@ -88,6 +104,7 @@ class TokenConfig(SystemConfig):
         """See `SystemConfig`; a server that samples takes the room of an episode."""
         config = super().default(*sources)
         config.llm.server.max_model_len, config.train.accumulation = 0, 1
+        config.optimizer.update(weight_decay=0.0, beta1=0.9, eps=1e-8)
         return config
 
     @classmethod
@@ -96,30 +113,32 @@ class TokenConfig(SystemConfig):
         llm = [] if fields["sampling.engine"] == SERVER else ["llm"]
         return ["train.accumulation", *llm]
 
-    def served(self, versions: int, *, samples: bool = True) -> ServedConfig | None:
-        """The section `llm`, which is read only if a server samples.
+    def with_stages(self, iterations: int = 0) -> Self:
+        """Settles the steps of all stages, and what follows from them.
 
-        So many versions of the weights stay loaded.
+        Stages that do not imitate are done in each of so many iterations; 0: there are none.
         """
-        if not samples or self.sampling.engine != SERVER:
-            return None
-        assert self.llm is not None
-        return self.llm.fitted(self.model.lora.rank, versions, self.sampling.room)
-
-    def with_stages(self) -> Self:
-        """Settles the steps of imitation, and of the stage of rewards: config.train.steps."""
-        rewards = {*self.stages} != {self.IMITATION}
-        nothing = rewards and not self.sampling.temperature
+        nothing = self.has_rewards and not self.sampling.temperature
         refuse(self, (nothing, "sampling.temperature", "so nothing new would be tried; raise it"))
-        steps = {self.IMITATION: getattr(self, self.IMITATION).steps}
-        plan = planned((kind, steps.get(kind, self.train.steps), 0) for kind in self.stages)
-        total = max(plan[-1].steps if rewards else 0, 1) * self.rule.updates_per_batch
+        order = [(kind, 0) for kind in self.stages if kind == self.IMITATION or not iterations]
+        tried = [kind for kind in self.stages if kind != self.IMITATION]
+        order += [(kind, number) for number in range(1, iterations + 1) for kind in tried]
+        plan, optimizer, llm = list[StagePlan](), self.optimizer, None
+        for kind, iteration in order:
+            stage = self.algorithm_of(kind)
+            steps = self.train.steps if stage is self.rule else stage.steps
+            plan.append(StagePlan(kind, plan[-1].end if plan else 0, steps, iteration))
+        if self.has_rewards:
+            total = plan[-1].steps * self.rule.updates_per_batch
+            optimizer = dataclasses.replace(optimizer, total_steps=total)
+        if tried and self.sampling.engine == SERVER:  # which is read only then
+            assert self.llm is not None
+            # So many versions of the weights stay loaded.
+            versions = self.staleness + 2
+            llm = self.llm.fitted(self.model.lora.rank, versions, self.sampling.room)
+        train = dataclasses.replace(self.train, steps=plan[-1].end)
         return dataclasses.replace(
-            self,
-            plan=plan,
-            train=dataclasses.replace(self.train, steps=plan[-1].end),
-            optimizer=dataclasses.replace(self.optimizer, total_steps=total),
-            llm=self.served(self.staleness + 2, samples=rewards),
+            self, plan=tuple(plan), train=train, optimizer=optimizer, llm=llm
         )
 
 

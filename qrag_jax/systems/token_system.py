@@ -25,8 +25,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback.rewards import Checks, Patience
 from qrag_jax.learners import placement, token_policy
-from qrag_jax.learners.config import NONE, TokenGRPOConfig, TokenPPOConfig
-from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
+from qrag_jax.learners.config import NONE, PreferenceConfig, TokenPPOConfig
+from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import scaffold_of
@@ -44,8 +44,8 @@ from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.trajectories import (
     DONE,
     REWARD,
+    SCORED,
     STOP,
-    Segment,
     TokenBatch,
     TokenTrajectory,
     Turn,
@@ -57,7 +57,7 @@ from qrag_jax.runtime.aot import Calls, Program
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, put_whole, shardings_of
 from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.whole_files import model_digest
 from qrag_jax.systems.config import drawn
@@ -95,12 +95,14 @@ def token_inputs(
     *,
     turn: int,
     data: Mapping[str, str],
-    agent: Any = None,
-    texts: Callable[[], Iterable[str]] | None = None,
-    prompts: Iterable[tuple[str, Messages]] = (),
-    sampled: int = 0,
+    train: Sequence[Any] = (),
     dev: Sequence[Any] = (),
     test: Sequence[Any] = (),
+    digest: Callable[[Sequence[Any]], str] | None = None,
+    agent: Any = None,
+    asks: Callable[[Any], Iterable[Messages]] = lambda task: (),
+    sampled: int = 0,
+    texts: Callable[[], Iterable[str]] | None = None,
     script: Any = None,
     **parts: Any,
 ) -> TokenInputs:
@@ -108,10 +110,12 @@ def token_inputs(
 
     Args:
         turn: most tokens that a turn may sample.
-        texts: the tokenizer of a tiny model is trained on them; None: on those of the script.
-        prompts: the longest ones, with the names of their questions.
-        sampled: tokens for which there must be room behind each of them; 0: a turn's.
+        data: content keys besides those of the questions.
         dev, test: all of them, of which those are drawn that `config.eval` asks for.
+        digest: the content key of questions; None: it is in `data`.
+        asks: the first prompts of a question; the room must suffice for the longest one's.
+        sampled: tokens for which there must be room behind each of these; 0: a turn's.
+        texts: the tokenizer of a tiny model is trained on them; None: on those of the script.
     """
 
     def known() -> Iterable[str]:
@@ -129,23 +133,28 @@ def token_inputs(
         )
     scaffold = scaffold_of(model.tokenizer, thinking=config.thinking)
     more = sampled or turn
-    for name, prompt in prompts:
+    longest = max((*train, *dev, *test), key=lambda task: len(task.question.encode()))
+    for prompt in asks(longest):
         tokens = len(scaffold.opening(prompt))
         if tokens + more > room:
             raise InputError(
-                f"the prompt of {name!r} has {tokens} tokens, {more} more may be sampled behind "
-                f"it, and config.sampling.room is {room}; raise it, or shorten the prompt."
+                f"the prompt of {longest.id!r} has {tokens} tokens, {more} more may be sampled "
+                f"behind it, and config.sampling.room is {room}; raise it, or shorten the prompt."
             )
+    keys = {**data, "model": model_digest(model.folder, log)}
+    if digest is not None:
+        keys |= {"questions": digest(train), DEV: digest(dev)}
     shown, tested = (drawn([task.id for task in tasks], config.eval) for tasks in (dev, test))
     return TokenInputs(
         model=model,
         speech=token_episodes.Speech(model.tokenizer, scaffold, turn, room),
         agent=agent,
+        train=train,
         dev=[dev[place] for place in shown.places],
         test=[test[place] for place in tested.places],
         drawn=shown,
         script=script if config.IMITATION in config.stages else None,
-        data={**data, "model": model_digest(model.folder, log)},
+        data=keys,
         **parts,
     )
 
@@ -167,7 +176,6 @@ def fingerprint(rows: Iterable[tuple[object, ...]]) -> str:
 
 
 _CHECKED = 8  # prompts by which a server that samples is checked
-WARM_UP = 25  # a stage of imitation warms up for one part of so many
 EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 _FAILED = (
     "see why in their messages (a rerank service that does not answer, for example), or raise "
@@ -182,6 +190,12 @@ def spoken(talks: Iterable[token_episodes.Talk]) -> Iterator[str]:
         for messages, said in talk.turns:
             yield from (text for _, text in messages)
             yield said
+
+
+def starts_of(tasks: Sequence[Any], keys: np.ndarray) -> list[token_episodes.Start]:
+    """Episodes of these tasks, those of a task side by side; keys uint32 `[task, member, 2]`."""
+    of_tasks = zip(tasks, keys, strict=True)
+    return [token_episodes.Start(task, key) for task, own in of_tasks for key in own]
 
 
 Config = TypeVar("Config", bound=TokenConfig)
@@ -203,6 +217,8 @@ class TokenSystem(abc.ABC, Generic[Config]):
     served: ServedPolicy | None = None
     # Of this host's devices, which play without the other hosts; None: there is one host
     own: Mesh | None = None
+    # The order of the questions in the first epoch of rewards; None: shuffled
+    first_epoch: Sequence[int] | None = dataclasses.field(init=False, default=None)
 
     def __post_init__(self) -> None:
         self.train, self.profile = self.config.train, self.config.profile
@@ -222,19 +238,25 @@ class TokenSystem(abc.ABC, Generic[Config]):
         kinds = {kind: self._first_stage(first) for kind, first in firsts.items()}
         return [kinds[plan.kind]._replace(plan=plan) for plan in self.config.plan]
 
-    @abc.abstractmethod
-    def _first_stage(self, plan: StagePlan) -> Stage:
-        """The first stage of its kind."""
+    def rewarded(
+        self,
+        weights: Any,
+        tasks: Sequence[Any],
+        numbers: Sequence[int],
+        keys: np.ndarray,
+        stop: StopSignal,
+        **how: Any,
+    ) -> list[TokenTrajectory]:
+        """Plays questions of these numbers, see `episodes`; their episodes with their rewards."""
+        raise NotImplementedError
 
-    @abc.abstractmethod
-    def _longest(self, stage: Stage) -> Any:
-        """A batch of a stage whose rows are as long as they may be."""
-
-    def _longest_segment(self, sampled: int) -> Segment:
-        """One turn that fills the room; so many of its tokens are sampled."""
-        ids, log_probs = np.zeros(sampled, np.int32), np.zeros(sampled, np.float32)
-        before = np.zeros(self.config.sampling.room - sampled, np.int32)
-        return (Turn(before, ids, log_probs, STOP),)
+    def _played(
+        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
+    ) -> list[TokenTrajectory]:
+        """What is learned from in a stage that does not imitate; see `experience.Playing`."""
+        tasks = [self.inputs.train[number] for number in numbers]
+        keys = self.keys(step, len(tasks), self.config.rule.members)
+        return self.rewarded(weights, tasks, numbers, keys, stop)
 
     @abc.abstractmethod
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
@@ -270,32 +292,28 @@ class TokenSystem(abc.ABC, Generic[Config]):
 
     # ---------------------------------------------------------------- learning
 
-    def make_stage(
-        self,
-        plan: StagePlan,
-        algorithm: Any,
-        *,
-        optimizer: OptimizerConfig,
-        step_of: Callable[[Any], Any],
-        keeps_reference: bool = False,
-        critic_optimizer: Any = None,
-        rests_until: int = 0,
-    ) -> Stage:
-        """A stage of the run.
-
-        Args:
-            step_of: optimizer step of the run → that of the stage, on which the learning rate
-                depends.
-            critic_optimizer: None: there is no critic.
-            rests_until: the step of the run before which the critic learns alone.
-        """
+    def _first_stage(self, plan: StagePlan) -> Stage:
+        """The first stage of its kind."""
         config, model = self.config, self.inputs.model
+        algorithm, optimizer = config.algorithm_of(plan.kind), config.optimizer_of(plan.kind)
+        # One state serves all stages, so all of them have a reference and a critic if one does.
+        rule, critic, kl = config.rule if config.has_rewards else None, None, 0.0
+        ppo = rule if isinstance(rule, TokenPPOConfig) else None
+        if rule is not None:
+            kl = rule.kl if ppo else rule.beta
+        if ppo and ppo.critic != NONE:
+            rate = ppo.critic_learning_rate
+            critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
         width = model.trunk.config.hidden_size
-        parts = Parts(make_optimizer(optimizer), critic_optimizer, keeps_reference, width)
+        parts = Parts(make_optimizer(optimizer), critic, kl > 0, width)
         # Rewards teach the policy that sampled; what is imitated or preferred, the model itself.
-        by_rewards = isinstance(algorithm, TokenGRPOConfig | TokenPPOConfig)
+        by_rewards = algorithm is config.rule
         temperature = config.sampling.temperature if by_rewards else 1.0
-        rate = learning_rate_schedule(optimizer)
+        # The learning rate depends on the optimizer steps of the stage. Stages of a kind begin
+        # again after as many as an iteration has.
+        firsts = [stage.first for stage in config.plan if stage.kind == plan.kind]
+        period = firsts[1] - firsts[0] if len(firsts) > 1 else config.train.steps
+        schedule, updates = learning_rate_schedule(optimizer), algorithm.updates_per_batch
         policy: token_policy.TokenPolicy = token_policy.TokenPolicy.of(
             self.mesh,
             model,
@@ -303,9 +321,9 @@ class TokenSystem(abc.ABC, Generic[Config]):
             trunk=model.trunk,
             vocabulary=Vocabulary(temperature, products=model.trunk.precision.products),
             config=algorithm,
-            schedule=lambda step: rate(step_of(step)),
+            schedule=lambda step: schedule((step - plan.first * updates) % (period * updates)),
             lora_scale=model.model.lora_scale,
-            rests_until=rests_until,
+            rests_until=plan.first + ppo.critic_warmup if ppo and by_rewards else 0,
         )
         return Stage(plan, policy, token_policy.make_token_update(policy))
 
@@ -349,11 +367,6 @@ class TokenSystem(abc.ABC, Generic[Config]):
             self._step = int(jax.device_get(state.step))
         return self._step
 
-    def block_shape(self, batch: TokenBatch, members: int, *, whole: bool = False) -> BlockShape:
-        """The shape of the blocks in which the rows of a batch are computed."""
-        tokens = self.config.model.tokens(Platform.of(self.mesh))
-        return choose_shape(batch, tokens, members, room=self.config.sampling.room, whole=whole)
-
     def programs(self) -> list[Program]:
         """See `System`: the updates by one batch of the longest rows there may be."""
         # Shapes alone: the devices of a dry run may be described ones. The stages of a kind have
@@ -371,6 +384,114 @@ class TokenSystem(abc.ABC, Generic[Config]):
     @staticmethod
     def _program_name(stage: Stage) -> str:
         return f"update by {type(stage.policy.config).__name__}"
+
+    # ---------------------------------------------------------------- batches
+
+    def experience(self, run: Run, stop: StopSignal) -> Experience:
+        self.check_server(stop)
+        done, pending = run.progress.batches or 0, run.progress.pending
+        playing, counts = self.playing(), self.counted
+        return AgentExperience(self.questions, playing, counts, done, pending=pending)
+
+    def playing(self) -> Playing:
+        return Playing(
+            play=self._play,
+            batch=lambda trajectories, step: self._batch(self.stage_at(step), trajectories),
+            save=TokenTrajectory.to_json,
+            restore=TokenTrajectory.from_json,
+            params=self.weights,
+            staleness=self.config.staleness,
+            steps=self.train.steps,
+            prepare=self.prepare,
+        )
+
+    def prepare(self, state: TrainState, step: int, stop: StopSignal) -> None:
+        """Makes what the questions of a step depend on; see `experience.Playing`."""
+
+    def questions(self, step: int) -> np.ndarray:
+        """See `AgentExperience`."""
+        stage = self.stage_at(step)
+        asked, first = self.inputs.train, self.first_epoch
+        if self._imitates(stage):
+            asked, first = self.inputs.script, None
+        order = QuestionOrder(len(asked), self._size(stage), self.config.seed, first=first)
+        return order.at(step - stage.plan.first)
+
+    def _size(self, stage: Stage) -> int:
+        """Groups of a batch."""
+        algorithm = stage.policy.config
+        return self.config.groups if algorithm is self.config.rule else algorithm.batch_size
+
+    def _play(
+        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
+    ) -> list[TokenTrajectory]:
+        if not self._imitates(self.stage_at(step)):
+            return self._played(weights, numbers, step, stop)
+        inputs, first, found = self.inputs, step * self._imitation.batch_size, []
+        for number, episode in inputs.script.episodes(self.config, inputs, numbers, first):
+            if self._imitation.observed:
+                episode = token_episodes.all_sampled(episode)
+            at, parts = (number, 0, 1), {REWARD: 0.0}
+            found.append(TokenTrajectory(*at, episode.segments, episode.status, parts))
+        return found
+
+    def _batch(self, stage: Stage, trajectories: Sequence[TokenTrajectory], *how: Any) -> Any:
+        """What an update takes; `how`: see `_arrays`."""
+        arrays = self._arrays(stage, trajectories, *how)
+        return put_whole(arrays, token_policy.episode_shardings(self.mesh))
+
+    def _arrays(
+        self,
+        stage: Stage,
+        trajectories: Sequence[TokenTrajectory],
+        shape: BlockShape | None = None,
+        reference: np.ndarray | None = None,
+    ) -> Any:
+        """What an update takes, on the host.
+
+        Args:
+            shape: of its blocks; None: one that suits these trajectories.
+            reference: float32 `[N]`, log-probabilities of the rows of pairs; None: zeros.
+        """
+        batch = self.token_rows(stage, trajectories)
+        shape = shape or self.block_shape(stage, batch)
+        if not isinstance(stage.policy.config, PreferenceConfig):
+            return token_policy.token_episodes(stage.policy, batch, shape)
+        if reference is None:
+            reference = np.zeros(len(trajectories), np.float32)
+        return token_policy.pair_episodes(stage.policy, batch, shape, reference)
+
+    def token_rows(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> TokenBatch:
+        return token_batch(
+            trajectories,
+            members=stage.policy.config.members,
+            truncated=getattr(self.config.played, "truncated", SCORED),
+            longest=self.config.sampling.room,
+        )
+
+    def block_shape(self, stage: Stage, batch: TokenBatch) -> BlockShape:
+        """The shape of the blocks in which rows like these are computed."""
+        algorithm, room = stage.policy.config, self.config.sampling.room
+        tokens = self.config.model.tokens(Platform.of(self.mesh))
+        whole = isinstance(algorithm, PreferenceConfig)
+        return choose_shape(batch, tokens, algorithm.members, room=room, whole=whole)
+
+    def _sampled(self, stage: Stage) -> int:
+        """Tokens of the room that are sampled, in the longest episode that is planned with."""
+        return self.config.sampling.room // 2
+
+    def _longest(self, stage: Stage) -> Any:
+        """A batch of one turn in each episode, which fills the room."""
+        sampled = self._sampled(stage)
+        ids, log_probs = np.zeros(sampled, np.int32), np.zeros(sampled, np.float32)
+        before = np.zeros(self.config.sampling.room - sampled, np.int32)
+        segments = ((Turn(before, ids, log_probs, STOP),),)
+        trajectories = [
+            TokenTrajectory(group, member, 1, segments, DONE, {REWARD: float(member)})
+            for group in range(self._size(stage))
+            for member in range(stage.policy.config.members)
+        ]
+        return self._arrays(stage, trajectories)
 
     # ---------------------------------------------------------------- play
 
@@ -403,6 +524,15 @@ class TokenSystem(abc.ABC, Generic[Config]):
         key = jax.random.fold_in(jax.random.key(self.config.seed), step)
         keys = np.asarray(jax.random.key_data(jax.random.split(key, tasks * members)))
         return keys.reshape(tasks, members, -1)
+
+    def episodes(
+        self, weights: Any, tasks: Sequence[Any], keys: np.ndarray, stop: StopSignal, **how: Any
+    ) -> list[token_episodes.Episode]:
+        """Plays tasks, the episodes of each side by side; keys uint32 `[task, member, 2]`.
+
+        `how`: see `play`.
+        """
+        return self.play(weights, starts_of(tasks, keys), stop, **how)
 
     def play(
         self,
@@ -509,15 +639,6 @@ class TokenSystem(abc.ABC, Generic[Config]):
         return stage.plan.kind == self.config.IMITATION
 
 
-def starts_of(tasks: Sequence[Any], keys: np.ndarray) -> list[token_episodes.Start]:
-    """Episodes of these tasks, those of a task side by side; keys uint32 `[task, member, 2]`."""
-    return [
-        token_episodes.Start(task, key)
-        for task, own in zip(tasks, keys, strict=True)
-        for key in own
-    ]
-
-
 @contextlib.contextmanager
 def open_token_system(
     system: type[TokenSystem[Any]],
@@ -562,122 +683,3 @@ def open_token_system(
         opened = system(config, mesh, inputs, run.workdir, placed, keep, served, own)
         stack.callback(opened.close)
         yield opened
-
-
-@dataclasses.dataclass
-class BatchSystem(TokenSystem[Config]):
-    """A system that plays a batch of questions for each update: RLVR and DeepRetrieval.
-
-    A stage of imitation may come before that of rewards.
-    """
-
-    # The order of the questions in the first epoch of rewards; None: shuffled
-    first_epoch: Sequence[int] | None = dataclasses.field(init=False, default=None)
-
-    @abc.abstractmethod
-    def _played(
-        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
-    ) -> list[TokenTrajectory]:
-        """Episodes that are learned from by rewards; see `experience.Playing`."""
-
-    def _sampled(self, stage: Stage) -> int:
-        """Tokens of the room that are sampled, in the longest episode that is planned with."""
-        return self.config.sampling.room // 2
-
-    # ---------------------------------------------------------------- stages
-
-    def _first_stage(self, plan: StagePlan) -> Stage:
-        config, rule, imitates = self.config, self.config.rule, plan.kind == self.config.IMITATION
-        algorithm, optimizer = self._imitation if imitates else rule, config.optimizer
-        if imitates:
-            steps = algorithm.steps * algorithm.epochs
-            optimizer = dataclasses.replace(
-                optimizer,
-                learning_rate=algorithm.learning_rate,
-                total_steps=steps,
-                schedule="cosine",
-                warmup_steps=steps // WARM_UP,
-                final_ratio=0.1,
-                clip_norm=1.0,
-            )
-        # One state serves all stages, so all of them have a reference and a critic if one does.
-        rewarded, critic = {*config.stages} != {self.config.IMITATION}, None
-        ppo = rule if rewarded and isinstance(rule, TokenPPOConfig) else None
-        if ppo and ppo.critic != NONE:
-            rate = ppo.critic_learning_rate
-            critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
-        return self.make_stage(
-            plan,
-            algorithm,
-            optimizer=optimizer,
-            step_of=lambda step: step - plan.first * algorithm.updates_per_batch,
-            keeps_reference=rewarded and (rule.kl if ppo else rule.beta) > 0,
-            critic_optimizer=critic,
-            rests_until=plan.first + ppo.critic_warmup if ppo and not imitates else 0,
-        )
-
-    def _size(self, stage: Stage) -> int:
-        return self._imitation.batch_size if self._imitates(stage) else self.config.groups
-
-    def questions(self, step: int) -> np.ndarray:
-        """See `QuestionOrder.at`."""
-        stage, seed = self.stage_at(step), self.config.seed
-        asked, first = self.inputs.train, self.first_epoch
-        if self._imitates(stage):
-            asked, first = self.inputs.script, None
-        order = QuestionOrder(len(asked), self._size(stage), seed, first=first)
-        return order.at(step - stage.plan.first)
-
-    # ---------------------------------------------------------------- batches
-
-    def experience(self, run: Run, stop: StopSignal) -> Experience:
-        self.check_server(stop)
-        done, pending = run.progress.batches or 0, run.progress.pending
-        playing, counts = self._playing(), self.counted
-        return AgentExperience(self.questions, playing, counts, done, pending=pending)
-
-    def _playing(self) -> Playing:
-        return Playing(
-            play=self._play,
-            batch=lambda trajectories, step: self._batch(self.stage_at(step), trajectories),
-            save=TokenTrajectory.to_json,
-            restore=TokenTrajectory.from_json,
-            params=self.weights,
-            staleness=self.config.staleness,
-            steps=self.train.steps,
-        )
-
-    def _play(
-        self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
-    ) -> list[TokenTrajectory]:
-        if not self._imitates(self.stage_at(step)):
-            return self._played(weights, numbers, step, stop)
-        inputs, found, parts = self.inputs, [], {REWARD: 0.0}
-        for index, number in enumerate(numbers, step * self._imitation.batch_size):
-            talk = inputs.script.talk(self.config, inputs.agent, inputs.library, number, index)
-            episode = token_episodes.encoded(talk, inputs.speech)
-            if self._imitation.observed:
-                episode = token_episodes.all_sampled(episode)
-            found.append(TokenTrajectory(number, 0, 1, episode.segments, episode.status, parts))
-        return found
-
-    def _batch(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
-        return put_whole(
-            self._arrays(stage, trajectories), token_policy.episode_shardings(self.mesh)
-        )
-
-    def _arrays(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> Any:
-        """What an update takes, on the host."""
-        members, room = stage.policy.config.members, self.config.sampling.room
-        truncated = self.config.played.truncated
-        batch = token_batch(trajectories, members=members, truncated=truncated, longest=room)
-        return token_policy.token_episodes(stage.policy, batch, self.block_shape(batch, members))
-
-    def _longest(self, stage: Stage) -> Any:
-        segments = (self._longest_segment(self._sampled(stage)),)
-        trajectories = [
-            TokenTrajectory(group, member, 1, segments, DONE, {REWARD: float(member)})
-            for group in range(self._size(stage))
-            for member in range(stage.policy.config.members)
-        ]
-        return self._arrays(stage, trajectories)

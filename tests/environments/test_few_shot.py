@@ -101,7 +101,7 @@ def test_prompts_are_ranked_and_the_best_of_all_rounds_are_kept(tmp_path: Path) 
     assert [each.name for each in kept] == ["few_shot_2_1", "few_shot_1_2"]
     path, template = tmp_path / few_shot.NAME, BARE_PROMPT.prompt.fingerprint
     rounds = (ranks(1 / 3, 0.7, query='"Bø" \u2028'),)
-    prompts = few_shot.FewShotPrompts(template, rounds, ("few_shot_1_1",))
+    prompts = few_shot.FewShotPrompts(template, rounds)
     few_shot.write_few_shot(path, prompts)
     assert few_shot.read_few_shot(path, template) == prompts
     with pytest.raises(InputError, match="another prompt"):

@@ -174,9 +174,7 @@ def test_what_is_no_query_found_nothing_and_what_failed_has_no_score() -> None:
     unreadable = rewritten("(ada berg", outcome=queries.UNREADABLE)
     too_long = rewritten("", outcome=queries.TOO_LONG)
     rows = rows_of(tasks, [rewritten("ada", "b", "a"), too_long, FAILED, unreadable])
-    rankings = token_scores.rankings_of(rows)
-    assert rankings == [("b", "a"), (), None, ()]
-    columns = token_scores.measured(tasks, rankings, ["rr@10"])
+    columns = token_scores.measured(tasks, rows, ["rr@10"])
     np.testing.assert_array_equal(columns["rr@10"], [0.5, 0.0, np.nan, 0.0])
     # What the search cannot read has a format.
     shapes = token_scores.shape_of_rows(tasks[3:], rows[3:])
@@ -186,8 +184,9 @@ def test_what_is_no_query_found_nothing_and_what_failed_has_no_score() -> None:
 def test_an_evaluation_is_beside_that_of_the_originals() -> None:
     """The failed one is left out."""
     rows = rows_of(TASKS, [rewritten("ada", "a"), FAILED])
+    originals = rows_of(TASKS, [rewritten("", "z", "a"), rewritten("", "b")])
     by: Any = {"measures": ("recall@1", "rr@10"), "best_by": "recall@1"}
-    found = token_scores.rewrite_evaluation(7, TASKS, rows, originals=[("z", "a"), ("b",)], **by)
+    found = token_scores.rewrite_evaluation(7, TASKS, rows, originals=originals, **by)
     assert (found.metrics["eval/rr@10"], [*found.each]) == (1.0, [1.0])
     assert found.metrics["eval/failed_share"] == 0.5
     assert found.baselines["original/rr@10"] == 0.75

@@ -34,18 +34,12 @@ from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import SingleStepSearch
-from qrag_jax.rollouts.experience import Playing, QuestionOrder
 from qrag_jax.rollouts.libraries import KeptResults
 from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import TRUNCATED, TokenTrajectory
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.deepretrieval import (
-    DeepRetrieval,
-    GuardedExperience,
-    open_rewriter,
-    score_run,
-)
+from qrag_jax.systems.deepretrieval import DeepRetrieval, open_rewriter, score_run
 from qrag_jax.systems.deepretrieval_config import RewriteConfig, default_config
 from qrag_jax.systems.scoring import ScoreOptions
 from tests.entry_points import COURSES
@@ -165,33 +159,23 @@ def test_searches_that_fail_are_repeated(system: DeepRetrieval) -> None:
 LONG, SHORT = {"query_words": 11.0}, {"query_words": 4.0}
 
 
-def guarded(position: Any = None) -> GuardedExperience:
-    playing = Playing(
-        play=lambda params, numbers, step, stop: [*numbers],
-        batch=lambda episodes, number: np.array(episodes),
-        save=lambda episode: episode,
-        restore=lambda saved: saved,
-        params=lambda state: state,
-        staleness=0,
-        steps=100,
-    )
-    order, guards = QuestionOrder(12, 3, seed=1).at, GuardsConfig(max_words=10.0, patience=2)
-    return GuardedExperience(guards, position, order, playing, dict)
-
-
-def test_a_guard_ends_a_training_after_its_patience_also_when_resumed() -> None:
-    played = guarded()
-    played.next(None, 0, STOP)
+def test_a_guard_ends_a_training_after_its_patience_also_when_resumed(both: Any) -> None:
+    system, run = both
+    limits = {"guards": GuardsConfig(max_words=10.0, patience=2)}
+    config, progress = dataclasses.replace(system.config, **limits), run.progress
+    played = dataclasses.replace(system, config=config)
+    experience = played.experience(run, STOP)
     for metrics in (LONG, SHORT, LONG):
         played.look(metrics)
-        assert not played.ended
-    position, _ = played.position()
-    second, resumed = played.next(None, 1, STOP), guarded(position)
-    np.testing.assert_array_equal(resumed.next(None, 1, STOP), second)
-    for experience in (played, resumed):
-        experience.look(LONG)
+        played.prepare(None, 1, STOP)
+    run.progress = dataclasses.replace(progress, batches=experience.position()[0])
+    resumed = dataclasses.replace(system, config=config)
+    resumed.experience(run, STOP)
+    run.progress = progress
+    for guarded in (played, resumed):
+        guarded.look(LONG)
         with pytest.raises(EndedEarly, match=r"config\.guards\.max_words"):
-            experience.next(None, 2, STOP)
+            guarded.prepare(None, 2, STOP)
 
 
 # ---------------------------------------------------------------- config
@@ -348,7 +332,7 @@ def test_a_line_has_what_became_of_a_query(run: Path, tmp_path: Path) -> None:
     config = with_fields(load_config(run / "config.json"), {"writing__query_tokens": 200})
     with open_rewriter(config, run, queries=queries) as rewriter:
         way = rewriter.way(rewriter.weights("last"))
-        rewriter.questions.into(tmp_path / "out.jsonl", way, rewriter.stop, restart=True)
+        rewriter.into(tmp_path / "out.jsonl", way, rewriter.stop, restart=True)
     other, *rows = REWRITES.read(tmp_path / "out.jsonl")
     assert other.found is None
     assert [row.original for row in rows] == ASKED[1:]

@@ -32,9 +32,9 @@ from qrag_jax.rollouts.token_episodes import Episode, Speech
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.leret import Leret, LessonExperience
+from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import LeretConfig
-from qrag_jax.systems.leret_tries import Asked, Iteration, search_hops, states_of, try_of
+from qrag_jax.systems.leret_tries import Asked, search_hops, states_of, try_of
 from tests.entry_points import metric_lines
 from tests.environments.trying import BERG, LATER, OSLO, RAIN, STATE, tiny_speech
 from tests.systems.corpora import tree
@@ -56,50 +56,40 @@ def system(
         yield system
 
 
-def batch_of(system: Leret, step: int) -> Any:
-    """What a step of the run learned from; its tries are there, so no weights are needed."""
-    return jax.device_get(LessonExperience(system).next(None, step, STOP))
+def rows_of(system: Leret, step: int) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """What a step of the run learned from: prompts and what was sampled behind them.
+
+    Its tries are there, so any weights will do.
+    """
+    system.prepare(system.first_state(), step, STOP)
+    numbers = system.questions(step)[:, 0].tolist()
+    segments = [each.segments[0][0] for each in system.playing().play(None, numbers, step, STOP)]
+    return [(tuple(t.observed.tolist()), tuple(t.sampled.tolist())) for t in segments]
 
 
 # ---------------------------------------------------------------- what tries teach
 
 
-def learned(system: Leret, iteration: int) -> tuple[list[StatePairs], Iteration]:
-    """The pairs and targets of all states, from the tries of an iteration."""
-    found = system.tries.iteration(iteration, None, STOP)
-    return states_of(system.config, found), found
+def learned(system: Leret, iteration: int) -> tuple[list[StatePairs], Any]:
+    """The pairs and targets of all states, from the tries of an iteration, and the states."""
+    tries, states = system.trying.iteration(iteration, None, STOP)
+    return states_of(system.config, tries), states
 
 
-def bare(system: Leret, found: Iteration, at: StateKey) -> tuple[int, ...]:
+def bare(system: Leret, shown: Any, at: StateKey) -> tuple[int, ...]:
     """The tokens that ask for a query at a state, by the prompt without a style."""
-    messages = system.inputs.agent.prompt.messages(found.states[at].asked_by(0))
+    messages = system.inputs.agent.prompt.messages(shown[at].asked_by(0))
     return tuple(map(int, system.inputs.speech.scaffold.opening(messages)))
-
-
-def rows_of(blocks: Any) -> list[tuple[int, ...]]:
-    """The tokens of the rows of all blocks, shared ones included."""
-    rows = []
-    for tokens, places, lengths in zip(blocks.tokens, blocks.layout.place, blocks.layout.lengths):
-        for place, length in zip(places, lengths, strict=True):
-            if length:
-                rows.append(tuple(tokens[place[:length]].tolist()))
-    return rows
 
 
 def test_the_best_queries_are_imitated_behind_the_bare_prompt(system: Leret) -> None:
     states, found = learned(system, 1)
-    best = {}  # row → tokens of its query
-    for each in states:
-        if each.target is not None:
-            query = each.queries[each.target].sampled
-            best[(*bare(system, found, each.at), *query)] = len(query)
+    best = [each for each in states if each.target is not None]
+    rows = {(bare(system, found, s.at), s.queries[s.target].sampled) for s in best}
     for number in range(FIRST_SFT, FIRST_SFT + SFT_STEPS):
-        minibatches = batch_of(system, number).blocks
-        blocks = jax.tree.map(lambda leaf: leaf[0], minibatches)
-        rows = rows_of(blocks)
-        assert len(rows) == system.config.sft.batch_size
-        assert {*rows} <= best.keys()
-        assert int(blocks.valid.sum()) == sum(best[row] for row in rows)
+        shown = rows_of(system, number)
+        assert len(shown) == system.config.sft.batch_size
+        assert {*shown} <= rows
 
 
 def test_pairs_have_the_winner_first_and_one_prompt(system: Leret) -> None:
@@ -110,10 +100,9 @@ def test_pairs_have_the_winner_first_and_one_prompt(system: Leret) -> None:
         for pair in each.pairs:
             winner, loser = each.queries[pair.winner], each.queries[pair.loser]
             assert winner.reward > loser.reward  # type: ignore[operator]
-            every.add(((*opening, *winner.sampled), (*opening, *loser.sampled)))
+            every.add(((opening, winner.sampled), (opening, loser.sampled)))
     for number in range(FIRST_PAIRS, FIRST_PAIRS + PAIR_STEPS):
-        blocks = jax.tree.map(lambda leaf: leaf[0], batch_of(system, number).blocks)
-        rows = rows_of(blocks)
+        rows = rows_of(system, number)
         assert len(rows) == 2 * system.config.preference.batch_size
         assert set(zip(rows[::2], rows[1::2])) <= every
 
@@ -131,12 +120,12 @@ def test_the_reference_is_the_policy_before_it_learns_pairs(system: Leret) -> No
 
 def test_tries_that_were_broken_off_go_on(system: Leret, tmp_path: Path) -> None:
     """In the second hop, behind its first part: only what was broken off is repeated."""
-    maker, calls, parts = dataclasses.replace(system.tries, workdir=tmp_path), list[int](), 8
+    maker, calls, parts = dataclasses.replace(system.trying, workdir=tmp_path), list[int](), 8
     template = jax.device_get(system.first_state().params)
     kept = Checkpoints(system.workdir, read_only=True).restore_params_of(FIRST_SFT, template)
     params = jax.device_put(kept, system.param_shardings)
 
-    def stopped(starts: Sequence[Any]) -> list[Episode]:
+    def stopped(_: QueryPrompt, starts: Sequence[Any]) -> list[Episode]:
         calls.append(len(starts))
         if len(calls) == parts + 2:
             raise Stopped("SIGTERM")
@@ -260,8 +249,8 @@ def prompts_of(system: Leret, workdir: Path, stop_at: int = 0) -> tuple[tuple[Va
         return output
 
     workdir.mkdir(exist_ok=True)
-    assert system.maker is not None
-    return system.maker.prompts(workdir, play), len(calls)
+    trying = dataclasses.replace(system.trying, workdir=workdir)
+    return trying.prompt(play).variants, len(calls)
 
 
 def test_prompts_with_examples_are_made_once_round_by_round(tmp_path: Path) -> None:
@@ -281,15 +270,14 @@ def test_prompts_with_examples_are_made_once_round_by_round(tmp_path: Path) -> N
         again, left = prompts_of(system, tmp_path / "broken")
         assert again == variants
         assert 0 < left < calls  # the first round is not played again
-        tried = {each.question for each in system.tries.questions}
+        tried = {system.inputs.train[number].question for number in system.trying.asked}
         shown = {example.question for each in variants for example in each.examples}
         assert len(variants) == 2
         assert shown
         assert not shown & tried
     with opened(config, system.workdir) as other:  # nothing plays
         assert other.prompt.variants == variants
-        assert other.maker is not None
         saved = json.loads((system.workdir / "few_shot.json").read_text())
         (tmp_path / "few_shot.json").write_text(json.dumps(saved | {"template": "another"}))
         with pytest.raises(InputError, match="few_shot"):
-            other.maker.prompts(tmp_path, None)
+            dataclasses.replace(other.trying, workdir=tmp_path).prompt()
