@@ -97,6 +97,8 @@ def _run(
     module: str, words: list[str], cwd: str, env: dict[str, str], out: Connection, err: Connection
 ) -> None:
     """In the new process: becomes the command, as `python -m MODULE` would be."""
+    # Multiprocessing passes over an ImportError there, and every command would import all again.
+    assert "tests.support.command_imports" in sys.modules
     for number, end in enumerate((out, err), 1):
         os.dup2(end.fileno(), number)
         end.close()

@@ -51,7 +51,7 @@ def test_easy_questions_come_first_in_a_training(system: Rlvr) -> None:
     inputs = dataclasses.replace(system.inputs, train=train)
     easy_first = dataclasses.replace(system, config=config, inputs=inputs)
     first = system.config.plan[0].end
-    numbers = np.concatenate([easy_first.questions(first + n).numbers for n in range(16)])
+    numbers = np.concatenate([easy_first.questions(first + n)[:, 0] for n in range(16)])
     assert [hops[n] for n in numbers[:16]] == sorted(hops)  # from any step on, as after a resume
     assert [hops[n] for n in numbers[16:]] != sorted(hops)
 
