@@ -143,7 +143,8 @@ def run(commands: Commands, data: str, tmp_path_factory: pytest.TempPathFactory)
         *("train", "--config=configs/own.py:tiny", f"--workdir={workdir}", data, HIDDEN),
         *("--config.data.columns.question=query", "--config.reward.name=answer_in_chunk"),
         *("--config.env.max_steps=2", "--config.encoder.length_buckets=1"),
-        *("--config.encoder.block_sizes=1", *(f"--config.train.{field}" for field in of_train)),
+        *("--config.encoder.block_sizes=1", "--config.encoder.scratch.layers=1"),
+        *(f"--config.train.{field}" for field in of_train),
     )
     assert "kept 20 of 20 records" in text
     return workdir

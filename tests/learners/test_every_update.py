@@ -134,8 +134,8 @@ OF_PAIRS: dict[str, Any] = {
     "poisoned": set_to(np.nan, 1),
     "nothing": set_to(False, "loss_mask"),
 }
-# Rounding grows with each step, so these are small.
-IN_MINIBATCHES = dataclasses.replace(updates.PPO, epochs=2, minibatches=2)
+# Rounding grows with each step, so these are small; without a reference, which PPO has.
+IN_MINIBATCHES = dataclasses.replace(updates.PPO, epochs=2, minibatches=2, kl=0.0)
 KINDS = {
     "PQN": Kind(
         start=partial(updates.towers, updates.FUSED),

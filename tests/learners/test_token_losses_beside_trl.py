@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -108,14 +107,8 @@ class Ours:
 
 
 @pytest.fixture(scope="module")
-def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ours]:
-    import torch
-
-    # Threads that wait for each other on busy cores make a small model thirty times slower.
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield Ours(tmp_path_factory.mktemp("decoder"))
-    torch.set_num_threads(threads)
+def ours(tmp_path_factory: pytest.TempPathFactory) -> Ours:
+    return Ours(tmp_path_factory.mktemp("decoder"))
 
 
 @pytest.fixture(scope="module")
