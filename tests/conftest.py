@@ -20,6 +20,8 @@ from qrag_jax.runtime.whole_files import default_cache
 from tests import devices, machine
 from tests.entry_points import COURSES, FLOAT32, Commands
 
+# Threads of torch that wait for each other on busy cores take longer than they compute.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Children and commands have the devices that their environment gives them.
 jax.config.update("jax_num_cpu_devices", devices.COUNT)
 # Compiled programs are kept from run to run, for both workers and for commands.
