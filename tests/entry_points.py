@@ -35,7 +35,8 @@ STEPS, CHECKPOINT_EVERY, EVAL_EVERY = 24, 4, 6
 SHARED = flags_of(
     "hotpotqa.py:tiny",
     f"train.steps={STEPS} train.log_every=1 train.checkpoint_every={CHECKPOINT_EVERY} "
-    f"train.eval_every={EVAL_EVERY} encoder.length_buckets=1 encoder.block_sizes=1",
+    f"train.eval_every={EVAL_EVERY} encoder.length_buckets=1 encoder.block_sizes=1 "
+    "encoder.scratch.layers=1",
 )
 SAMPLES = 4  # questions scored of the run that is exported
 FLOAT32 = "--config.encoder.dtype=float32"  # as torch computes; "auto" may be bfloat16
