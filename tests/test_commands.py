@@ -109,6 +109,7 @@ def test_a_release_trains_where_there_is_no_checkout(tmp_path: Path, commands: C
     done = qrag(
         *("train", "--config=configs/quickstart.py:tiny", "--config.train.steps=1"),
         *("--config.encoder.length_buckets=1", "--config.encoder.block_sizes=1"),
+        "--config.encoder.scratch.layers=1",
     )
     assert done.returncode == 0, done.stderr[-3000:]
     assert (empty / "runs" / "quickstart-tiny" / "checkpoints" / "last" / "1").is_dir()

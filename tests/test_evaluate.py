@@ -193,6 +193,7 @@ def test_documents_of_several_lengths(commands: Commands, tmp_path: Path) -> Non
         f"--config.data.sources.babilong.noise={shelf(books, BOOKS)}",
         *("--config.train.steps=1", "--config.train.eval_every=1"),
         *("--config.encoder.length_buckets=1", "--config.encoder.block_sizes=1"),
+        "--config.encoder.scratch.layers=1",
     )
     # In another order: lengths are played from the shortest up, with the samples given for each.
     lengths = ("--chunks=80,12,20", "--samples=3,16")
