@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import itertools
 import os
 import shutil
 from collections.abc import Callable, Iterator
@@ -12,8 +11,6 @@ from typing import Any
 
 import jax
 import pytest
-from jax._src import shard_alike
-from jax._src.interpreters import mlir
 
 from qrag_jax.runtime.platform import enable_persistent_cache
 from qrag_jax.runtime.whole_files import default_cache
@@ -31,17 +28,6 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(enable_persistent_cache())
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
-# JAX numbers the groups of `shard_alike` through all programs of a process, so that an update on
-# several devices would be another program in every training of it. Here each program begins at 0.
-_lower = mlir.lower_jaxpr_to_module
-
-
-def lower_from_group_0(*arguments: Any, **options: Any) -> Any:
-    shard_alike._next_shard_group_id = itertools.count()
-    return _lower(*arguments, **options)
-
-
-mlir.lower_jaxpr_to_module = lower_from_group_0
 # A program that mixes ranks without saying so is more often wrong than right.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # So is one that mixes dtypes. Rooms that use optax, and flax in half precision, cannot be asked:
