@@ -128,7 +128,7 @@ class Bandit:  # a `systems.System`
 
         self.update = jax.jit(update, donate_argnums=0)
 
-    def names(self, numbers: Sequence[int]) -> list[str]:
+    def names(self, numbers: Sequence[int], step: int) -> list[str]:
         return [f"question {number}" for number in numbers]
 
     def first_state(self) -> State:

@@ -62,7 +62,6 @@ from qrag_jax.runtime.mesh import (
     zeros_like,
 )
 
-MEMBERS = 2  # rows of a pair: the winner, then the loser
 ROW_AXES = AXES[:2]  # devices along `tensor` compute the same rows
 
 
@@ -350,19 +349,19 @@ def pair_episodes(
         shape: by `choose_shape(…, whole=True)`.
         reference: float32 `[N]`, of each episode, by `row_log_probs`.
     """
-    number = len(batch.scored)
+    number, members = len(batch.scored), policy.config.members
     rows = np.bincount(batch.episode, batch.loss_mask.any(axis=1), number + 1)[:-1]
-    kept = (rows.reshape(-1, MEMBERS) > 0).all(axis=1)
-    learned = batch.loss_mask & np.append(np.repeat(kept, MEMBERS), False)[batch.episode][:, None]
+    kept = (rows.reshape(-1, members) > 0).all(axis=1)
+    learned = batch.loss_mask & np.append(np.repeat(kept, members), False)[batch.episode][:, None]
     batch = batch._replace(log_prob_mask=learned)
     (blocks,) = token_blocks([batch], shape, policy.row_devices, whole=True)
     # The pair of each group of each block; the last one is none.
-    pair = np.full((len(blocks.tokens), shape.groups), number // MEMBERS)
+    pair = np.full((len(blocks.tokens), shape.groups), number // members)
     block, token = np.nonzero(blocks.valid)
-    group = np.asarray(blocks.row)[block, token] // MEMBERS
-    pair[block, group] = np.asarray(blocks.episode)[block, token] // MEMBERS
-    of_none = np.zeros((1, MEMBERS), np.float32)
-    by_pair = np.concatenate([np.asarray(reference, np.float32).reshape(-1, MEMBERS), of_none])
+    group = np.asarray(blocks.row)[block, token] // members
+    pair[block, group] = np.asarray(blocks.episode)[block, token] // members
+    of_none = np.zeros((1, members), np.float32)
+    by_pair = np.concatenate([np.asarray(reference, np.float32).reshape(-1, members), of_none])
     pairs = by_pair[pair], np.append(kept, False).astype(np.float32)[pair]
     blocks, pairs = jax.tree.map(lambda leaf: leaf[None], (blocks, pairs))
     return TokenEpisodes(blocks, pairs=pairs)

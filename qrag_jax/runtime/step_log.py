@@ -164,7 +164,7 @@ class StepLog(contextlib.AbstractContextManager):
         progress.skipped_steps += 1
         progress.skipped_in_a_row += 1
         if progress.skipped_in_a_row == 1:
-            questions = self._system.names(samples[:, 0].tolist())
+            questions = self._system.names(samples[:, 0].tolist(), step)
             more = f" and {len(questions) - SHOWN} more" if len(questions) > SHOWN else ""
             log(
                 f"step {step}: the loss or its gradient is not finite; nothing is learned from "
@@ -177,7 +177,7 @@ class StepLog(contextlib.AbstractContextManager):
         """Why the run stops, which of its states are good, and what can be done."""
         since = step - in_a_row
         kept = f"the state after step {since} is kept" if since else "nothing was learned before"
-        questions = ", ".join(self._system.names(samples[:, 0].tolist()))
+        questions = ", ".join(self._system.names(samples[:, 0].tolist(), step))
         return NotFinite(
             f"the loss or its gradient was not finite in {in_a_row} steps in a row, the last of "
             f"them step {step} (questions {questions}); {kept}, the checkpoints hold finite "

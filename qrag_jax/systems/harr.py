@@ -151,7 +151,7 @@ class Harr:
             f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
         )
 
-    def names(self, numbers: Sequence[int]) -> list[str]:
+    def names(self, numbers: Sequence[int], step: int) -> list[str]:
         return [self.inputs.train[number].id for number in numbers]
 
     # ------------------------------------------------------------------ what is trained

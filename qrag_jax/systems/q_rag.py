@@ -117,7 +117,7 @@ class QRag:
         )
         self.shown = {"loss": ".3f", "fact_em" if self.inputs.has_facts else "return": ".2f"}
 
-    def names(self, numbers: Sequence[int]) -> list[str]:
+    def names(self, numbers: Sequence[int], step: int) -> list[str]:
         return [self.inputs.train_samples[number].id for number in numbers]
 
     def first_state(self) -> TrainState:

@@ -629,9 +629,8 @@ class TokenSystem(abc.ABC, Generic[Config]):
         served = self.served.counts() if self.served is not None else {}
         return served | self._counted(counts)
 
-    def names(self, numbers: Sequence[int]) -> list[str]:
-        """What people know the questions of the batch of the latest step by."""
-        if self._imitates(self.stage_at(max((self._step or 1) - 1, 0))):
+    def names(self, numbers: Sequence[int], step: int) -> list[str]:
+        if self._imitates(self.stage_at(step - 1)):
             return [f"demonstration {number}" for number in numbers]
         return [self.inputs.train[number].id for number in numbers]
 
