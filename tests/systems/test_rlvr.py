@@ -56,6 +56,13 @@ def test_easy_questions_come_first_in_a_training(system: Rlvr) -> None:
     assert [hops[n] for n in numbers[16:]] != sorted(hops)
 
 
+def test_a_steps_questions_have_the_names_of_its_stage(system: Rlvr) -> None:
+    """Whichever step is the latest: the log is a step behind."""
+    last = system.config.plan[0].end
+    known = [system.inputs.train[0].id]
+    assert system.names([0], last) != known == system.names([0], last + 1)
+
+
 RUBRIC = """
 calls = 0
 
