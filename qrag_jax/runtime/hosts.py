@@ -41,17 +41,17 @@ _LOST = re.compile("gloo|nccl|coordination ?service", re.IGNORECASE)
 
 
 @contextlib.contextmanager
-def joined(text: str) -> Iterator[None]:
+def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
     """Joins the other hosts (see `HELP`; "": there are none), before JAX looks for devices."""
     if not text:
         yield
         return
     settings = _settings(text)
     alone = (
-        f"error: --hosts={text}: not all hosts came within {_PATIENCE:.0f} s; start the command on "
+        f"error: --hosts={text}: not all hosts came within {patience:.0f} s; start the command on "
         "each, with the same address and count, and a number of its own."
     )
-    late = _later(_PATIENCE, end_process, alone, 1)  # no bad input: a launcher may try again
+    late = _later(patience, end_process, alone, 1)  # no bad input: a launcher may try again
     try:
         jax.distributed.initialize(
             **settings, initialization_timeout=_LONGER, heartbeat_timeout_seconds=_HEARTBEAT

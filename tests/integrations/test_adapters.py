@@ -136,9 +136,9 @@ def library(request: pytest.FixtureRequest) -> Any:
 
 
 def test_what_is_found_are_the_hits(library: Any, retriever: Retriever) -> None:
-    hits = retriever.search(QUESTION, topk=9)
+    hits = retriever.search(QUESTION, topk=20)
     assert {bool(hit.title) for hit in hits} == {True, False}
-    assert library.search(library.adapter(retriever, 9), QUESTION) == rows(hits)
+    assert library.search(library.adapter(retriever, 20), QUESTION) == rows(hits)
     assert library.search(library.adapter(retriever), QUESTION) == rows(retriever.search(QUESTION))
     where: Mapping[str, Any] = {"page": [0, 1]}
     adapter = library.adapter(retriever, 5, where=where, steps=1)
