@@ -37,10 +37,10 @@ llm: .venv/.installed-llm
 docs: .venv/.installed-docs
 	$(PY) -m mkdocs build --strict --clean
 
-# What tests compile they run for a moment only: fewer passes of the compiler, its older way to emit
-# code and one module a program halve their time. A later jaxlib without such flags does without them.
+# What tests compile they run for a moment only: fewer passes of the compiler, and its older way to
+# emit code, more than halve their time. A later jaxlib that has no such flag does without it.
 # Should a worker crash, the other ends the tests: after a new one, xdist would wait for ever.
-QUICK_TO_COMPILE := --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1
+QUICK_TO_COMPILE := --xla_cpu_use_fusion_emitters=false
 IN_PARALLEL := export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS='$(QUICK_TO_COMPILE)'; \
 	$(PY) -c 'import jax; jax.devices("cpu")' 2> /dev/null || unset XLA_FLAGS; \
 	$(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0

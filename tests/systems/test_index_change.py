@@ -208,7 +208,8 @@ def test_approximate_indexes_of_faiss(
     exact = IndexAt(old, EXACT).open()
     for where in (None, {"page": 1}):
         hits, wanted = (each.search(queries, 5, where) for each in (index, exact))
-        np.testing.assert_array_equal(hits.numbers, wanted.numbers)
+        # Rounding may swap two passages whose scores are nearly equal.
+        np.testing.assert_array_equal(np.sort(hits.numbers), np.sort(wanted.numbers))
         np.testing.assert_allclose(hits.scores, wanted.scores, rtol=1e-5)
     capsys.readouterr()
     one = write_lines(tmp_path / "one.jsonl", [{"id": "q", "text": "piano " * 9}])
