@@ -48,8 +48,8 @@ def blocks_of(
     usual = CPU_BLOCK_TOKENS if platform.on_cpu else ACCELERATOR_BLOCK_TOKENS
     tokens, count = config.block_tokens or usual, max(config.length_buckets - fewer, 1)
     # Kernels of attention compute tiles of 64 positions.
-    multiple = 8 if platform.on_cpu else 64
-    return choose_blocks(histogram, tokens, count, config.block_sizes, multiple=multiple)
+    multiples = (8,) if platform.on_cpu else (64, 8)
+    return choose_blocks(histogram, tokens, count, config.block_sizes, multiples=multiples)
 
 
 def _histograms(

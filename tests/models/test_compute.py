@@ -77,7 +77,7 @@ def lowered_for_gpu(length: int, width: int, attention: Any = padded_attention) 
 def test_rows_of_the_default_config_take_the_fused_kernel_of_gpus(cudnn, width, attention) -> None:
     """Its longest state has 287 tokens: cuDNN refuses a gradient of rows of an odd length."""
     rows = np.bincount([287, 180, 90], minlength=288)
-    for length in choose_blocks(rows, 8192, 2, 2, multiple=64).lengths:
+    for length in choose_blocks(rows, 8192, 2, 2, multiples=(64, 8)).lengths:
         assert "__cudnn$fmhaSoftmaxBackward" in lowered_for_gpu(length, width, attention)
 
 

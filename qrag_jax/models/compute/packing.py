@@ -22,6 +22,9 @@ import numpy as np
 
 from qrag_jax.models.compute.dropout import TokenDropout
 
+# A share of padded tokens that longer, rounder rows may cost.
+FEW = 0.02
+
 
 class Shape(NamedTuple):
     """Static sizes of a block: T places, at most R rows of at most L tokens."""
@@ -206,7 +209,7 @@ def choose_blocks(
     lengths: int,
     sizes: int,
     *,
-    multiple: int = 8,
+    multiples: Sequence[int] = (8,),
 ) -> Blocks:
     """Chooses blocks for rows whose lengths are distributed as in `histogram`.
 
@@ -216,11 +219,18 @@ def choose_blocks(
         lengths: the most row lengths to choose.
         sizes: the most block sizes to choose. Each size is half of the next, but none is smaller
             than the longest row.
-        multiple: row lengths are multiples of it.
+        multiples: what row lengths may be multiples of, best first. The first one is taken that
+            costs at most `FEW` more padded tokens than the last one.
     """
-    chosen = choose_lengths(histogram, lengths, multiple)
+    histogram = np.array(histogram, np.int64)
+    best = choose_lengths(histogram, lengths, multiples[-1])
+    allowed = (1 + FEW) * padded_tokens(histogram, best)
+    for multiple in multiples:
+        chosen = choose_lengths(histogram, lengths, multiple)
+        if padded_tokens(histogram, chosen) <= allowed:
+            break
     longest = chosen[-1]
-    histogram = np.pad(np.array(histogram, np.int64), (0, longest + 1 - len(histogram)))
+    histogram = np.pad(histogram, (0, longest + 1 - len(histogram)))
     means = []
     for low, high in zip((0, *chosen), chosen, strict=False):
         counts = histogram[low + 1 : high + 1]
@@ -230,6 +240,12 @@ def choose_blocks(
     tokens = max(tokens, 2 * longest)
     ladder = sorted({max(-(-tokens // 2**i), longest) for i in range(sizes)})
     return Blocks(tuple(ladder), chosen, tuple(means))
+
+
+def padded_tokens(histogram: np.ndarray, lengths: Sequence[int]) -> int:
+    """Tokens of all rows when each is padded to the next of `lengths`; no row: no tokens."""
+    numbers = np.arange(1, len(histogram))
+    return int(histogram[1:] @ np.array(lengths)[np.searchsorted(lengths, numbers)])
 
 
 def choose_lengths(
