@@ -10,7 +10,7 @@ import numpy as np
 from flax.traverse_util import unflatten_dict
 from safetensors.numpy import load_file
 
-from qrag_jax.models.files.weight_names import NameTable, leaves_of
+from qrag_jax.models.files.weight_names import PREFIXES, NameTable, leaves_of
 from qrag_jax.models.pretrained import (
     ALL_LINEAR,
     ENDINGS,
@@ -32,7 +32,7 @@ def read_adapters(folder: Path, table: NameTable, module: Transformer) -> tuple[
     for place, name in target_modules(table, ALL_LINEAR).items():
         for leaf, ending in ENDINGS.items():
             names = [name.format(layer) + ending for layer in range(layers[place])]
-            for prefix in table.prefixes:
+            for prefix in PREFIXES:
                 if prefix + names[0] in tensors:
                     found = [tensors.pop(prefix + each).T for each in names]
                     leaves[*place, leaf] = np.stack(found).astype(np.float32)

@@ -15,11 +15,20 @@ from flax.traverse_util import flatten_dict, unflatten_dict
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.files import model_folder
-from qrag_jax.models.trunks.transformer import LAYERS, WORDS, Params, Sizes, Transformer
+from qrag_jax.models.trunks.transformer import HEAD, LAYERS, WORDS, Params, Sizes, Transformer
 from qrag_jax.runtime.whole_files import write_json
 
 LeafPath = tuple[str, ...]  # path of a leaf in the parameter tree
 MOST_PROBLEMS = 50  # listed in one error
+# A file may begin all its names with one of these: classes with a head call the trunk so.
+PREFIXES = (
+    *("", "bert.", "roberta.", "mpnet.", "new.", "nomic_bert.", "model."),
+    "0.auto_model.",  # sentence-transformers
+)
+# Buffers among the weights of a file.
+_BUFFERS = re.compile(r"embeddings\.(position_ids|token_type_ids)|rotary_emb\.")
+# Ending of a name → its ending in older files.
+_OLD_ENDINGS = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,37 +39,35 @@ class NameTable:
     # Leaf of the parameter tree → Hugging Face's name, with `{}` for the layer's number; leaves
     # that some configs do not have (such as biases) have a name too
     names: Mapping[LeafPath, str]
-    prefixes: tuple[str, ...]  # a file may begin all its names with one of these
-    # Beginnings, after the prefix, of the names that must have a place in the tree. Other names,
-    # such as those of heads and poolers, are ignored
-    trunk: tuple[str, ...]
-    ignored: re.Pattern[str]  # names in the trunk that are not weights
     model_type: str  # written to `config.json`, as the next one
     architecture: str
-    # Ending of a name → its ending in older files
-    old_endings: Mapping[str, str] = dataclasses.field(default_factory=dict)
     # Names of single layers that no file has, because the model never uses them. Their places in
     # the tree hold ones
     absent: tuple[str, ...] = ()
 
-    def find(self, tensors: Mapping[str, Any], name: str) -> str | None:
-        """The spelling of `name`, new or old, that `tensors` has; None if it has neither."""
-        if name in tensors:
-            return name
-        for new, old in self.old_endings.items():
-            if name.endswith(new) and name.removesuffix(new) + old in tensors:
-                return name.removesuffix(new) + old
-        return None
+    @property
+    def trunk(self) -> set[str]:
+        """Beginnings, after the prefix, of the names that must have a place in the tree.
+
+        Other names, such as those of heads and poolers, are ignored.
+        """
+        return {
+            f"{name.partition('.')[0]}." for path, name in self.names.items() if path != (HEAD,)
+        }
+
+
+def _find(tensors: Mapping[str, Any], name: str) -> str | None:
+    """The spelling of `name`, new or old, that `tensors` has; None if it has neither."""
+    if name in tensors:
+        return name
+    for new, old in _OLD_ENDINGS.items():
+        if name.endswith(new) and name.removesuffix(new) + old in tensors:
+            return name.removesuffix(new) + old
+    return None
 
 
 def name_table(
-    config: type[Sizes],
-    outside: Mapping[str, str],
-    layer: str,
-    modules: str,
-    *,
-    prefixes: tuple[str, ...] = (),
-    **further: Any,
+    config: type[Sizes], outside: Mapping[str, str], layer: str, modules: str, **further: Any
 ) -> NameTable:
     """The table of an architecture, from names of its modules here → in the files.
 
@@ -81,8 +88,7 @@ def name_table(
             names |= {(*path, weight): f"{there}.weight", (*path, "bias"): f"{there}.bias"}
         else:
             names[path] = f"{there}.weight"
-    prefixes = ("", *prefixes, "model.", "0.auto_model.")
-    return NameTable(config=config, names=names, prefixes=prefixes, **further)
+    return NameTable(config=config, names=names, **further)
 
 
 def stored_params(
@@ -99,12 +105,11 @@ def stored_params(
     """
     shapes = expected_shapes(table, module)
     prefix = max(
-        table.prefixes,
-        key=lambda p: sum(table.find(tensors, p + name) is not None for name in shapes),
+        PREFIXES, key=lambda p: sum(_find(tensors, p + name) is not None for name in shapes)
     )
     problems, used, found = [], set(), dict[str, model_folder.Tensor]()
     for name, shape in shapes.items():
-        there = table.find(tensors, prefix + name)
+        there = _find(tensors, prefix + name)
         if there is None:
             problems.append(f"{prefix}{name} {shape} is missing")
             continue
@@ -116,7 +121,7 @@ def stored_params(
             problems.append(f"{there} is {tensor.dtype}, expected a float dtype")
     trunk = tuple(prefix + beginning for beginning in table.trunk)
     for name, tensor in tensors.items():
-        if name.startswith(trunk) and name not in used and not table.ignored.search(name):
+        if name.startswith(trunk) and name not in used and not _BUFFERS.search(name):
             problems.append(f"{name} {tensor.shape} has no place in this config")
     if problems:
         listed, rest = problems[:MOST_PROBLEMS], len(problems) - MOST_PROBLEMS

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import re
 from collections.abc import Callable, Mapping
 from typing import Annotated, Any, ClassVar
 
@@ -48,12 +47,8 @@ BERT_TABLE = name_table(
     "query attention.self.query, key attention.self.key, value attention.self.value, "
     "attention_output attention.output.dense, attention_norm attention.output.LayerNorm, "
     "intermediate intermediate.dense, output output.dense, output_norm output.LayerNorm",
-    prefixes=("bert.",),
-    trunk=("embeddings.", "encoder."),
-    ignored=re.compile(r"embeddings\.(position_ids|token_type_ids)"),  # buffers, not weights
     model_type="bert",
     architecture="BertModel",
-    old_endings={"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"},
 )
 
 
@@ -74,11 +69,7 @@ class XlmRobertaConfig(BertConfig):
 
 
 XLM_ROBERTA_TABLE = dataclasses.replace(
-    BERT_TABLE,
-    config=XlmRobertaConfig,
-    prefixes=("", "roberta.", "model.", "0.auto_model."),
-    model_type="xlm-roberta",
-    architecture="XLMRobertaModel",
+    BERT_TABLE, config=XlmRobertaConfig, model_type="xlm-roberta", architecture="XLMRobertaModel"
 )
 ROBERTA_TABLE = dataclasses.replace(
     XLM_ROBERTA_TABLE, model_type="roberta", architecture="RobertaModel"
@@ -118,9 +109,6 @@ MPNET_TABLE = name_table(
     "query attention.attn.q, key attention.attn.k, value attention.attn.v, "
     "attention_output attention.attn.o, attention_norm attention.LayerNorm, "
     "intermediate intermediate.dense, output output.dense, output_norm output.LayerNorm",
-    prefixes=("mpnet.",),
-    trunk=("embeddings.", "encoder."),
-    ignored=re.compile(r"embeddings\.position_ids"),  # a buffer, not a weight
     model_type="mpnet",
     architecture="MPNetModel",
 )
@@ -193,9 +181,6 @@ GTE_TABLE = name_table(
     "encoder.layer.{}.",
     "query_key_value attention.qkv_proj, attention_output attention.o_proj, "
     "attention_norm attn_ln, up_gate mlp.up_gate_proj, down mlp.down_proj, output_norm mlp_ln",
-    prefixes=("new.",),
-    trunk=("embeddings.", "encoder."),
-    ignored=re.compile(r"embeddings\.(position_ids|rotary_emb\.)"),  # buffers, not weights
     model_type="new",
     architecture="NewModel",
 )
@@ -286,9 +271,6 @@ NOMIC_TABLE = name_table(
     "encoder.layers.{}.",
     "query_key_value attn.Wqkv, attention_output attn.out_proj, attention_norm norm1, "
     "up mlp.fc11, gate mlp.fc12, down mlp.fc2, output_norm norm2",
-    prefixes=("bert.", "nomic_bert."),
-    trunk=("embeddings.", "encoder.", "emb_ln."),
-    ignored=re.compile(r"rotary_emb\.|embeddings\.(position_ids|token_type_ids)"),  # buffers
     model_type="nomic_bert",
     architecture="NomicBertModel",
 )
@@ -374,8 +356,6 @@ MODERNBERT_TABLE = name_table(
     "layers.{}.",
     "attention_norm attn_norm, query_key_value attn.Wqkv, attention_output attn.Wo, "
     "feed_forward_norm mlp_norm, gate_up mlp.Wi, down mlp.Wo",
-    trunk=("embeddings.", "layers.", "final_norm."),
-    ignored=re.compile(r"rotary_emb\."),  # buffers, not weights
     model_type="modernbert",
     architecture="ModernBertModel",
     absent=("layers.0.attn_norm.weight",),
@@ -501,8 +481,6 @@ QWEN3_TABLE = name_table(
     "value self_attn.v_proj, query_norm self_attn.q_norm, key_norm self_attn.k_norm, "
     "attention_output self_attn.o_proj, feed_forward_norm post_attention_layernorm, "
     "gate mlp.gate_proj, up mlp.up_proj, down mlp.down_proj",
-    trunk=("embed_tokens.", "layers.", "norm."),
-    ignored=re.compile(r"rotary_emb\.inv_freq"),  # a buffer, not a weight
     model_type="qwen3",
     architecture="Qwen3Model",
 )
@@ -528,8 +506,6 @@ DECODERS = {
         QWEN3_TABLE,
         names={at: _TRUNK + name for at, name in QWEN3_TABLE.names.items()}
         | {(transformer.HEAD,): HEAD_NAME},
-        prefixes=("",),
-        trunk=tuple(_TRUNK + name for name in QWEN3_TABLE.trunk),
         model_type=kind,
         architecture=f"{kind.capitalize()}ForCausalLM",
     )
