@@ -23,14 +23,9 @@ from qrag_jax.runtime.mesh import BATCH_AXES, on_each
 BLOCK = 1024  # chunks scored at a time
 
 
-class Best(NamedTuple):
-    """The k best actions of each state: values `[B, W, k]`, chunk indices (actions) `[B, W, k]`.
-
-    If fewer than k chunks are left, the remaining values are `MASKED`.
-    """
-
-    values: jax.Array
-    actions: jax.Array
+# The k best actions of each state: values `[B, W, k]`, chunk indices `[B, W, k]`. If fewer than k
+# chunks are left, the remaining values are `MASKED`.
+Best = tuple[jax.Array, jax.Array]
 
 
 class Searches(NamedTuple):
@@ -87,7 +82,7 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
                 return _top(best, score(table[block_rows], index), index, k), None
 
             shape = (*searches.states.shape[:2], k)
-            none = Best(jnp.full(shape, MASKED), jnp.zeros(shape, jnp.int32))
+            none = jnp.full(shape, MASKED), jnp.zeros(shape, jnp.int32)
             return jax.lax.scan(keep_best, none, (jnp.arange(len(blocks)), blocks))[0]
 
         parts = rows.reshape(len(rows), devices, columns).swapaxes(0, 1)
@@ -95,7 +90,7 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
         # Devices hold the document in order, so ties still go to the lowest index.
         values, actions = (jnp.moveaxis(leaf, 0, 2).reshape(*leaf.shape[1:3], -1) for leaf in found)
         values, place = jax.lax.top_k(values, k)
-        return Best(values, jnp.take_along_axis(actions, place, axis=2))
+        return values, jnp.take_along_axis(actions, place, axis=2)
 
     everywhere = NamedSharding(mesh, PartitionSpec())
     split = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
@@ -147,15 +142,13 @@ def _turned_back(states: jax.Array, last: int) -> jax.Array:
 
 
 def _top(best: Best, q: jax.Array, index: jax.Array, k: int) -> Best:
+    values, actions = best
     if k == 1:  # a reduction is cheaper than a sort
         place = q.argmax(-1, keepdims=True)
         value = jnp.take_along_axis(q, place, -1)
-        better = value > best.values
-        return Best(
-            jnp.where(better, value, best.values), jnp.where(better, index[place], best.actions)
-        )
+        better = value > values
+        return jnp.where(better, value, values), jnp.where(better, index[place], actions)
     new, place = jax.lax.top_k(q, k)
-    values = jnp.concatenate([best.values, new], -1)
-    indices = jnp.concatenate([best.actions, index[place]], -1)
-    values, place = jax.lax.top_k(values, k)
-    return Best(values, jnp.take_along_axis(indices, place, -1))
+    actions = jnp.concatenate([actions, index[place]], -1)
+    values, place = jax.lax.top_k(jnp.concatenate([values, new], -1), k)
+    return values, jnp.take_along_axis(actions, place, -1)

@@ -108,7 +108,7 @@ class BeamSearch:
                 taken[i, j, : len(path.taken)] = path.taken
         of_host: Any = (counts, states, taken, keys)  # NumPy's too: every process has all of them
         best = self._best(self.table.array, rows, Searches(*of_host))
-        values, index = np.asarray(best.values), np.asarray(best.actions)
+        values, index = map(np.asarray, best)
         if self._stop is None:
             return values, index
         of_stop = (states @ self._stop)[..., None]

@@ -30,7 +30,6 @@ from qrag_jax.models.trunks.qwen3_cache import (
     APART,
     Cache,
     DecodeCache,
-    Decoder,
     append,
     decode_cache,
     empty_cache,
@@ -281,7 +280,7 @@ def _stages(
     if trunk.scanned:
         of_rows, layers = decode_cache(cache, source), layers_of(trunk, prepared)
         return of_rows, [
-            (end, partial(append, Decoder(trunk, prepared, layers, blocks)))
+            (end, partial(append, trunk, prepared, layers, blocks))
             for blocks, end in enumerate(of_rows.ends, 1)
         ]
 

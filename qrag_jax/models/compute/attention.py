@@ -31,11 +31,6 @@ class Window(NamedTuple):
     # bool `[]`, whether this layer has local attention; where not, all keys are seen
     applies: jax.Array
 
-    def near(self, length: int) -> jax.Array:
-        """Which keys are seen, bool `[L, L]` by query and key."""
-        position = jnp.arange(length)
-        return (jnp.abs(position[:, None] - position[None]) <= self.reach) | ~self.applies
-
 
 _Heads = tuple[jax.Array, jax.Array, jax.Array]  # query, key, value
 
@@ -76,9 +71,16 @@ def padded_attention(
     def by_products(of_rows: _Heads, lengths: jax.Array) -> jax.Array:
         shared = bias
         if window is not None:
-            far = jnp.where(window.near(length), 0.0, MASKED)[None]
+            position = jnp.arange(length)
+            near = jnp.abs(position[:, None] - position[None]) <= window.reach
+            far = jnp.where(near | ~window.applies, 0.0, MASKED)[None]
             shared = far if bias is None else bias + far
-        return _by_products(of_rows, lengths, precision.products, kept, shared)
+        outside = jnp.where(jnp.arange(length)[None] < lengths[:, None], 0.0, MASKED)
+        outside = jnp.repeat(outside, query.shape[2], axis=0)[:, None]
+        mask, rate = kept or (None, 0.0)
+        mask = None if mask is None else mask.reshape(len(outside), -1, length)
+        attended = _grouped(of_rows, precision.products, (outside, shared), rate, mask)
+        return attended.transpose(0, 2, 1, 3)
 
     if kept is not None or bias is not None or not _takes_fused_kernel(query, precision):
         return by_products(of_rows, lengths)
@@ -113,7 +115,7 @@ def causal_attention(
         return _fused((query, key, value), lengths, causal=True)
     # Padding keys come after all queries of the row, and a part of the queries needs no key behind
     # its last one's position.
-    batch, asking, heads, width = query.shape
+    asking, heads = query.shape[1:3]
     length, groups = key.shape[1:3]
     first = jnp.zeros(1, jnp.int32) if first is None else first
     size = max(_SHORTEST_PART, -(-asking // _PARTS))
@@ -125,10 +127,8 @@ def causal_attention(
         bias = jnp.where(jnp.arange(seen)[None, None] <= own[..., None], 0.0, MASKED)
         bias = jnp.tile(bias, (1, heads // groups, 1))
         bias = jnp.repeat(bias, groups if len(bias) > 1 else 1, axis=0)
-        scaled = query[:, start:end] * jnp.asarray(width**-0.5, query.dtype)
-        part = (_by_group(groups, x) for x in (scaled, key[:, :seen], value[:, :seen]))
-        attended = _attend(precision.products, 0.0, tuple(part), (bias, None), None)
-        found.append(attended.reshape(batch, heads, end - start, width))
+        part = query[:, start:end], key[:, :seen], value[:, :seen]
+        found.append(_grouped(part, precision.products, (bias, None)))
     return jnp.concatenate(found, axis=2).transpose(0, 2, 1, 3)
 
 
@@ -233,22 +233,17 @@ def _fused(of_rows: _Heads, lengths: jax.Array, *, causal: bool = False) -> jax.
 # ---------------------------------------------------------------------- batched products
 
 
-def _by_group(groups: int, x: jax.Array) -> jax.Array:
-    """`[B, L, heads, d]` → `[B·groups, heads/groups·L, d]`."""
-    return x.transpose(0, 2, 1, 3).reshape(len(x) * groups, -1, x.shape[-1])
-
-
-def _by_products(of_rows, lengths, products, kept, shared):
+def _grouped(of_rows, products, biases, rate=0.0, kept=None):
+    """query `[B, Q, heads, d]`, key, value `[B, L, groups, d]` → `[B, heads, Q, d]`: `_attend`."""
     query, key, value = of_rows
-    batch, length, heads, width = query.shape
-    outside = jnp.where(jnp.arange(length)[None] < lengths[:, None], 0.0, MASKED)
-    outside = jnp.repeat(outside, heads, axis=0)[:, None]
+    (batch, asking, heads, width), groups = query.shape, key.shape[2]
+
+    def by_group(x: jax.Array) -> jax.Array:
+        return x.transpose(0, 2, 1, 3).reshape(batch * groups, -1, width)
+
     scaled = query * jnp.asarray(width**-0.5, query.dtype)
-    mask, rate = kept or (None, 0.0)
-    mask = None if mask is None else mask.reshape(batch * heads, -1, length)
-    by_head = tuple(_by_group(heads, x) for x in (scaled, key, value))
-    result = _attend(products, rate, by_head, (outside, shared), mask)
-    return result.reshape(batch, heads, length, width).transpose(0, 2, 1, 3)
+    by_groups = tuple(map(by_group, (scaled, key, value)))
+    return _attend(products, rate, by_groups, biases, kept).reshape(batch, heads, asking, width)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))

@@ -232,15 +232,6 @@ def decode_cache(cache: Cache, source: jax.Array) -> DecodeCache:
     return DecodeCache(taken(cache.keys, 3), taken(cache.values, 2), cache.lengths[source])
 
 
-class Decoder(NamedTuple):
-    """What `append` computes by."""
-
-    trunk: Transformer  # its layers are scanned
-    prepared: Params  # as `trunk.prepare` returns them
-    layers: Sequence[Params]  # those of each layer, see `layers_of`
-    blocks: int  # how many of the cache are read; no row has a place behind them
-
-
 def layers_of(trunk: Transformer, prepared: Params) -> tuple[Params, ...]:
     """The parameters of each layer. What is multiplied has the dtype of the products already."""
 
@@ -255,18 +246,25 @@ def layers_of(trunk: Transformer, prepared: Params) -> tuple[Params, ...]:
 
 
 def append(
-    decoder: Decoder, words: jax.Array, is_new: jax.Array, cache: DecodeCache
+    trunk: Transformer,
+    prepared: Params,
+    layers: Sequence[Params],
+    number: int,
+    words: jax.Array,
+    is_new: jax.Array,
+    cache: DecodeCache,
 ) -> tuple[jax.Array, DecodeCache]:
     """Appends a token to rows: their hidden states, and the longer cache.
 
     Args:
+        prepared: as `trunk.prepare` returns them, with scanned layers; `layers` by `layers_of`.
+        number: blocks of the cache that are read; no row has a place behind them.
         words: `[B, H]`, rows of the word table.
-        is_new: bool `[B]`, whether a row gets a token. The blocks that are read have room for it.
+        is_new: bool `[B]`, whether a row gets a token.
 
     Returns:
         Hidden states `[B, H]`, normed, finite but meaningless in rows without a token; the cache.
     """
-    trunk, number = decoder.trunk, decoder.blocks
     ends = cache.ends[:number]
     position = jnp.minimum(cache.lengths, ends[-1] - 1)
     cos, sin = angles_at(position, trunk.config.rotations[0], ends[-1])
@@ -295,12 +293,12 @@ def append(
         return jnp.asarray(after), keys, values
 
     x = words.astype(trunk.precision.activations)
-    layers = []
-    for params, keys, values in zip(decoder.layers, cache.keys, cache.values, strict=True):
+    longer = []
+    for params, keys, values in zip(layers, cache.keys, cache.values, strict=True):
         x, longer_keys, longer_values = one(x, params, keys[:number], values[:number])
-        layers.append((longer_keys + keys[number:], longer_values + values[number:]))
-    all_keys, all_values = zip(*layers, strict=True)
-    hidden = trunk.apply({"params": decoder.prepared}, x, method=Transformer.normed)
+        longer.append((longer_keys + keys[number:], longer_values + values[number:]))
+    all_keys, all_values = zip(*longer, strict=True)
+    hidden = trunk.apply({"params": prepared}, x, method=Transformer.normed)
     lengths = cache.lengths + is_new.astype(jnp.int32)
     return jnp.asarray(hidden), DecodeCache(all_keys, all_values, lengths)
 
