@@ -89,7 +89,7 @@ def export_language_model(workdir: Path, raw: ConfigDict, which: str, out: Path)
         config.model, workdir, tuple, config.seed, platform=Platform.of(mesh)
     )
     rules = model.trunk.partition_rules()
-    shardings = shardings_of(mesh, rules, model.trained, model.trained)
+    shardings = shardings_of(mesh, rules, model.trained)
     trained, step = saved_params(workdir, which, model.trained, shardings)
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), trained)
     if not step:

@@ -20,8 +20,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rag import Gold
-from qrag_jax.learners import placement
-from qrag_jax.learners.placement import encoder_key
+from qrag_jax.learners.state import encoder_key, place
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import begin, refuse_other
 from qrag_jax.metrics.rows import REWARDS, RewardRow
@@ -100,7 +99,7 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
         if workdir:
             params, _ = saved_params(workdir, flags.FLAGS.checkpoint, *trained)
         else:
-            params = placement.place(*trained)
+            params = place(*trained)
         settings |= {
             "data": inputs.data,
             "weights": encoder_key((params, inputs.encoder.stored), {}),

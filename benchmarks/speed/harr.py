@@ -24,11 +24,10 @@ from transformers import AutoModel
 from benchmarks.report import Case
 from benchmarks.speed.measure import OURS, Setting, beside, equal
 from qrag_jax.errors import InputError
-from qrag_jax.learners import placement
 from qrag_jax.learners.config import SearchGRPOConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import QueryEncoder, Searches, make_query_update
-from qrag_jax.learners.state import Critic, Parts
+from qrag_jax.learners.state import Critic, Parts, place
 from qrag_jax.learners.update import PerAction
 from qrag_jax.models.compute.lora import LORA_B
 from qrag_jax.models.compute.ragged import TokenRows
@@ -43,7 +42,7 @@ from qrag_jax.models.pretrained import LoadedEncoder, LoraConfig, write_adapters
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.pool_search import HopBatch
-from qrag_jax.runtime.mesh import make_mesh, shard_batch
+from qrag_jax.runtime.mesh import make_mesh, shard_batch, shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import find_minilm
 from tests.support.decoders import differences
@@ -166,7 +165,7 @@ class _Ours:
         mesh, rules = make_mesh((1, 1, 1), jax.devices()[:1]), loaded.trunk.partition_rules()
         parts = Parts(optimizer)
         shardings = parts.shardings(mesh, rules, loaded.trained)
-        of_base = placement.base_shardings(mesh, rules, loaded.stored)
+        of_base = shardings_of(mesh, rules, loaded.stored)
         self.learner = QueryEncoder(
             mesh=mesh,
             shardings=shardings,
@@ -180,7 +179,7 @@ class _Ours:
             base_shardings=of_base,
             is_fresh=False,
         )
-        self.loaded, self.base = loaded, placement.place(loaded.stored, of_base)
+        self.loaded, self.base = loaded, place(loaded.stored, of_base)
         self.state = self.learner.first_state(loaded.trained, 0)
         self._update = make_query_update(self.learner)
 
@@ -282,10 +281,10 @@ class QueryLearner:
         queries = pool(self.encoder, hidden, own.mask)
         scores = torch.einsum("rd,rkd->rk", queries, searches.pool) / POLICY.tau
         log_prob, left = torch.zeros(len(scores)), scores
-        for place in searches.actions.T:  # each is drawn from the passages that are left
-            chosen = torch.log_softmax(left, dim=1).gather(1, place[:, None])
+        for number in searches.actions.T:  # each is drawn from the passages that are left
+            chosen = torch.log_softmax(left, dim=1).gather(1, number[:, None])
             log_prob = log_prob + chosen[:, 0]
-            left = left.scatter(1, place[:, None], float("-inf"))
+            left = left.scatter(1, number[:, None], float("-inf"))
         ratio = torch.exp(log_prob - searches.old)
         bounded = ratio.clamp(1 - GRPO.clip_low, 1 + GRPO.clip_high)
         return -torch.minimum(ratio * searches.advantages, bounded * searches.advantages)

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
-from jax.sharding import Mesh
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from qrag_jax.learners.placement import both
+from qrag_jax.models.files.model_folder import StoredLeaf
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.runtime.mesh import Rules, shardings_of
+
+if TYPE_CHECKING:  # searches do not need it
+    import optax
 
 
 class Critic(NamedTuple):
@@ -93,3 +99,71 @@ def dropout_key(state: TrainState) -> jax.Array:
     """The key of this step's dropout, the same on every device; no other draw comes from it."""
     stream = jax.random.fold_in(state.key, 2**32 - 1)  # not the number of any step
     return jax.random.fold_in(stream, state.step)
+
+
+# ------------------------------------------------------------------------ parameters on the mesh
+
+
+def params_shardings(mesh: Mesh, rules: Rules, tower: Params) -> Params:
+    """The shardings of both towers' parameters, from the arrays or shapes of one tower."""
+    return shardings_of(mesh, rules, jax.eval_shape(both, tower))
+
+
+def shapes_on(tree: Any, shardings: Any) -> Any:
+    """As `place`, for devices that are described but not here: shapes, dtypes and shardings."""
+    return jax.tree.map(
+        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
+        tree,
+        shardings,
+    )
+
+
+def both_towers(shardings: Params, tower: Params, second: Params | None = None) -> Params:
+    """Two towers, or the adapters of two, placed as in training.
+
+    Args:
+        tower: parameters of one tower, or of its adapters; both are copies of it.
+        second: as `tower`, of the tower of chunks, if that is another.
+    """
+    one = of_one_tower(shardings)
+    towers = [place(each, one) for each in (tower, second) if each is not None]
+    return jax.jit(both, out_shardings=shardings)(*towers)
+
+
+def both(tower: Params, second: Params | None = None) -> Params:
+    """Two towers stacked on axis 0."""
+    second = tower if second is None else second
+    return jax.tree.map(lambda *leaves: jnp.stack(leaves), tower, second)
+
+
+def of_one_tower(shardings: Params) -> Params:
+    """The shardings of one of two towers."""
+    return jax.tree.map(
+        lambda both: NamedSharding(both.mesh, PartitionSpec(*both.spec[1:])), shardings
+    )
+
+
+def place(tower: Params, shardings: Params) -> Params:
+    """Places one tower on the mesh; each device gets only its part.
+
+    Args:
+        tower: host arrays, the same on every host, or `StoredLeaf`s, of which the host reads the
+            parts of its devices.
+    """
+
+    def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
+        if isinstance(leaf, StoredLeaf):
+            return jax.make_array_from_callback(leaf.shape, sharding, leaf.read)
+        return jax.device_put(leaf, sharding)
+
+    return jax.tree.map(put, tower, shardings)
+
+
+def encoder_key(params: Any, settings: Mapping[str, Any]) -> str:
+    """A digest of the parameters and of all other settings that an embedding depends on."""
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode())
+    for path, leaf in jax.tree_util.tree_leaves_with_path(params):
+        array = np.ascontiguousarray(leaf)
+        digest.update(f"{jax.tree_util.keystr(path)} {array.shape} {array.dtype}".encode())
+        digest.update(array.tobytes())
+    return digest.hexdigest()[:32]

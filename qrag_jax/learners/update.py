@@ -24,11 +24,11 @@ from qrag_jax.algorithms import policy_gradient
 from qrag_jax.algorithms.advantages import explained_variance, gae, whitened
 from qrag_jax.learners.config import CISPO, REWARD, SEQUENCE, PPOConfig, SFTConfig
 from qrag_jax.learners.optimizers import keep_unless, optimizer_step
-from qrag_jax.learners.placement import base_shardings, both, of_one_tower, place, shapes_on
-from qrag_jax.learners.state import Critic, Parts, TrainState
+from qrag_jax.learners.state import Critic, Parts, TrainState, both, of_one_tower, place, shapes_on
 from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import Loaded
 from qrag_jax.policies.tokens import TokenScores
+from qrag_jax.runtime.mesh import shardings_of
 from qrag_jax.runtime.platform import compiler_options
 
 Metrics = dict[str, jax.Array]
@@ -77,7 +77,7 @@ class Learner:
             mesh=mesh,
             shardings=parts.shardings(mesh, rules, loaded.trained),
             parts=parts,
-            base_shardings=base_shardings(mesh, rules, loaded.base),
+            base_shardings=shardings_of(mesh, rules, loaded.base),
             **further,
         )
 
@@ -88,7 +88,7 @@ class Learner:
     def first_state(self, tower: Params, seed: int, second: Params | None = None) -> TrainState:
         """The first state on the mesh; no device ever holds more than its part of an array.
 
-        The towers are as `placement.both_towers` takes them.
+        The towers are as `both_towers` takes them.
         """
 
         def build(*towers: Params) -> TrainState:

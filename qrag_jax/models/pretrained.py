@@ -147,7 +147,7 @@ class Loaded:
 
     trunk: Transformer  # computes hidden states
     table: NameTable
-    stored: Params  # stacked, float32; they stay in files until `placement` reads them
+    stored: Params  # stacked, float32; they stay in files until they are placed
     tokenizer: Any
     model_config: dict[str, Any]
     adapters: Params | None = None  # the first ones, of one tower; None: the model is trained

@@ -263,42 +263,31 @@ class Staged(Experience):
 # twice.
 
 
-class QuestionOrder:
-    """An endless shuffled order of questions, each once an epoch.
+def questions_at(
+    step: int,
+    questions: int,
+    batch: int,
+    seed: int,
+    shard: tuple[int, int] = (0, 1),
+    *,
+    first: Sequence[int] | None = None,
+) -> np.ndarray:
+    """The samples of the batch that step `step` learns from: number and epoch, int32 `[b, 2]`.
+
+    The order is endless and shuffled, each question once an epoch. Steps count from 0.
 
     Args:
-        batch: questions of one batch on all hosts.
+        batch: questions of one batch on all hosts; those of this host are returned.
         shard: (index of this host, number of hosts).
         first: the questions of the first epoch, in their order; None: shuffled, too.
     """
-
-    def __init__(
-        self,
-        questions: int,
-        batch: int,
-        seed: int,
-        shard: tuple[int, int] = (0, 1),
-        *,
-        first: Sequence[int] | None = None,
-    ) -> None:
-        self._order = grain.MapDataset.range(questions).seed(seed).shuffle().repeat()
-        self._first = first or ()
-        self._questions, self._batch = questions, batch
-        index, hosts = shard
-        self._own = range(index * batch // hosts, (index + 1) * batch // hosts)
-
-    def at(self, step: int) -> np.ndarray:
-        """The samples of the batch that step `step` learns from: number and epoch, int32 `[b, 2]`.
-
-        Steps count from 0. Only the questions of this host are in it.
-        """
-        places = [step * self._batch + place for place in self._own]
-        numbers = [
-            self._first[place] if place < len(self._first) else self._order[place]
-            for place in places
-        ]
-        epochs = np.array(places) // self._questions  # how often each was drawn before
-        return np.stack([numbers, epochs], axis=1).astype(np.int32)
+    order = grain.MapDataset.range(questions).seed(seed).shuffle().repeat()
+    (index, count), first = shard, first or ()
+    own = range(index * batch // count, (index + 1) * batch // count)
+    places = step * batch + np.array(own, np.int64)
+    numbers = [first[place] if place < len(first) else order[int(place)] for place in places]
+    # How often each was drawn before.
+    return np.stack([numbers, places // questions], axis=1).astype(np.int32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,7 +311,7 @@ class AgentExperience(Experience):
     """Batches of episodes that the host plays.
 
     Args:
-        order: what is played for the batch that step s learns from, as `QuestionOrder.at` gives it;
+        order: what is played for the batch that step s learns from, as `questions_at` gives it;
             what is no question itself has the question that it is of before its epoch.
         counts: further metrics, since this start of the run.
         batches: number of batches learned from before.

@@ -116,7 +116,7 @@ def split_rules(columns: Sequence[str], rows: Sequence[str]) -> Rules:
     return (*named, *ALL_SPLIT)
 
 
-def shardings_of(mesh: Mesh, rules: Rules, tree: Any, params: Any) -> Any:
+def shardings_of(mesh: Mesh, rules: Rules, tree: Any, params: Any = None) -> Any:
     """The sharding of every array of `tree`.
 
     The first rule whose regex is found in a parameter's path (such as `layers/query/kernel`)
@@ -126,12 +126,11 @@ def shardings_of(mesh: Mesh, rules: Rules, tree: Any, params: Any) -> Any:
 
     Args:
         tree: arrays or shapes, for example of the whole training state.
-        params: arrays or shapes of the parameters: both towers stacked on axis 0, or one frozen
-            tower.
+        params: arrays or shapes of the parameters, if `tree` has other arrays, too.
     """
     specs = {
         (_name(path), leaf.shape): _spec(mesh, rules, _name(path), leaf.shape)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree if params is None else params)
     }
 
     def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:

@@ -35,11 +35,10 @@ from qrag_jax.feedback import rag
 from qrag_jax.feedback.llm import JUDGE, metrics_of_all, verdict_of
 from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.rewards import Checks, Patience, Watch
-from qrag_jax.learners import placement
 from qrag_jax.learners.config import PPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
-from qrag_jax.learners.state import Parts, TrainState
+from qrag_jax.learners.state import Parts, TrainState, place
 from qrag_jax.llm.outcomes import Failure, Request
 from qrag_jax.llm.server.server import Model, open_model
 from qrag_jax.llm.text import generation, prompts
@@ -54,7 +53,7 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.index_folder import CORPUS, EXACT, version
 from qrag_jax.rollouts import pool_search
 from qrag_jax.rollouts.block_shapes import blocks_of, rounds_of
-from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
+from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, questions_at
 from qrag_jax.rollouts.pool_search import HopBatch, Rewarded, StateRows
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.text_table import MeshTower
@@ -62,7 +61,7 @@ from qrag_jax.rollouts.token_episodes import HOPELESS, AgentRollout, Asks, Episo
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.aot import Calls, Program
 from qrag_jax.runtime.interrupt import StopSignal, wait_for
-from qrag_jax.runtime.mesh import host_mesh, make_mesh, row_devices, shard_batch
+from qrag_jax.runtime.mesh import host_mesh, make_mesh, row_devices, shard_batch, shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import check_split, save_config
@@ -224,8 +223,13 @@ class Harr:
         config, _ = self.config, self._here
         if self.model is not None:
             self.model.wait(stop)
-        shard = jax.process_index(), jax.process_count()
-        order = QuestionOrder(len(self.inputs.train), config.train.batch_size, config.seed, shard)
+        order = partial(
+            questions_at,
+            questions=len(self.inputs.train),
+            batch=config.train.batch_size,
+            seed=config.seed,
+            shard=(jax.process_index(), jax.process_count()),
+        )
         stale = config.agent.staleness
         playing = Playing(
             play=self._play,
@@ -239,7 +243,7 @@ class Harr:
             steps=config.train.steps,
         )
         done, pending = run.progress.batches or 0, run.progress.pending
-        return AgentExperience(order.at, playing, self._counted, done, pending=pending)
+        return AgentExperience(order, playing, self._counted, done, pending=pending)
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         golds, params = self.inputs.dev, self.here(state.params)
@@ -265,8 +269,8 @@ class Harr:
             return mesh, learner.shardings.params, learner.base_shardings, base
         rules = loaded.trunk.partition_rules()
         of_params = self._parts.shardings(mesh, rules, loaded.trained).params
-        of_base = placement.base_shardings(mesh, rules, loaded.base)
-        base = None if of_base is None else placement.place(loaded.stored, of_base)
+        of_base = shardings_of(mesh, rules, loaded.base)
+        base = None if of_base is None else place(loaded.stored, of_base)
         return mesh, of_params, of_base, base
 
     def starts(

@@ -17,8 +17,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.evaluators.agents import agent_row
 from qrag_jax.feedback.rag import Gold
-from qrag_jax.learners import placement
-from qrag_jax.learners.placement import encoder_key
+from qrag_jax.learners.state import encoder_key, place
 from qrag_jax.metrics.bootstrap import gains, score_table
 from qrag_jax.metrics.rows import AGENTS, AgentRow
 from qrag_jax.metrics.summaries import agent_columns, agent_summary, pass_at
@@ -44,7 +43,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
         stateless = dataclasses.replace(system, config=dataclasses.replace(config, state=alone))
         trained = inputs.encoder.trained, system.learner.shardings.params
         params, step = scoring.saved_params(workdir, options.checkpoint, *trained)
-        first = placement.place(*trained)
+        first = place(*trained)
         main = f"trained, {options.checkpoint} checkpoint of step {step}"
         file = f"agent_seed{config.eval.seed}"
         own = f"{options.checkpoint}-{step}/{file}"

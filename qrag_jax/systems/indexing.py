@@ -40,7 +40,7 @@ from qrag_jax.data.corpora import Columns, corpus_files, read_corpus
 from qrag_jax.data.episodes import read_ahead
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError, Natural, least, one_of
-from qrag_jax.learners import placement
+from qrag_jax.learners.state import both_towers, params_shardings
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.files.model_folder import resolve_folder
@@ -235,8 +235,8 @@ class PassageEncoder:
                 f"--max_chunk_tokens is {row_tokens}, but rows of {path} have {least} to "
                 f"{encoder.max_positions} tokens, special ones included; give a number of these."
             )
-        shardings = placement.params_shardings(mesh, loaded.trunk.partition_rules(), loaded.stored)
-        params = placement.both_towers(shardings, loaded.stored)
+        shardings = params_shardings(mesh, loaded.trunk.partition_rules(), loaded.stored)
+        params = both_towers(shardings, loaded.stored)
         separator = TITLE_SEPARATOR
         if folder.name == EXPORTED and (folder.parent / retriever_config.NAME).is_file():
             separator = RetrieverConfig.read(folder.parent).title_separator

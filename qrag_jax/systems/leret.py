@@ -39,7 +39,7 @@ from qrag_jax.metrics.rows import HOPS, Searched
 from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
 from qrag_jax.retrieval.corpus import pooled
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.rollouts.experience import QuestionOrder
+from qrag_jax.rollouts.experience import questions_at
 from qrag_jax.rollouts.libraries import states_on
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape
@@ -282,8 +282,8 @@ class Leret(token_system.TokenSystem[LeretConfig]):
             return super().questions(step)
         assert self._taught is not None
         lessons, first = self._taught.lessons, stage.plan.first
-        order = QuestionOrder(len(lessons), self._size(stage), self.config.seed + first)
-        drawn = order.at(step - first)
+        how = len(lessons), self._size(stage), self.config.seed + first
+        drawn = questions_at(step - first, *how)
         asked = [self.trying.asked[lessons[number].question] for number in drawn[:, 0]]
         return np.insert(drawn, 1, asked, axis=1)
 

@@ -27,7 +27,7 @@ from qrag_jax.environments import positions
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import episodes
 from qrag_jax.feedback.facts import GROUND_TRUTH, fact_feedback
-from qrag_jax.learners.placement import encoder_key
+from qrag_jax.learners.state import encoder_key
 from qrag_jax.metrics import facts
 from qrag_jax.metrics.bootstrap import columns_text
 from qrag_jax.metrics.rows import RETRIEVALS, Row, log_name

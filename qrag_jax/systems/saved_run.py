@@ -26,8 +26,7 @@ import qrag_jax
 from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
-from qrag_jax.learners import placement
-from qrag_jax.learners.placement import encoder_key
+from qrag_jax.learners.state import both, both_towers, encoder_key, params_shardings, place
 from qrag_jax.metrics.facts import FULL_BUDGET, table
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.compute.lora import Adapted, merge
@@ -44,7 +43,7 @@ from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import retriever_config as retriever_file
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.mesh import make_mesh
+from qrag_jax.runtime.mesh import make_mesh, shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME, check_split, flat, read_fields
@@ -85,14 +84,14 @@ class SavedRun:
         how: Any = {"is_kept": True, "platform": Platform.of(mesh)}
         loaded = prepare_encoder(taken.encoder, workdir, [], taken.seed, **how)
         rules = loaded.trunk.partition_rules()
-        trained = placement.params_shardings(mesh, rules, loaded.trained)
-        shardings = merge(trained, placement.base_shardings(mesh, rules, loaded.base))
+        trained = params_shardings(mesh, rules, loaded.trained)
+        shardings = merge(trained, shardings_of(mesh, rules, loaded.base))
         fields = flat(settled(config, loaded.encoder).to_dict())
         return cls(workdir, taken, config.to_dict(), fields, mesh, loaded, shardings)
 
     def trained(self, which: str) -> tuple[Params | Adapted, int]:
         """The parameters of the "best" or the "last" checkpoint, and their optimizer step."""
-        shapes = jax.eval_shape(placement.both, self.loaded.trained)
+        shapes = jax.eval_shape(both, self.loaded.trained)
         trained, step = saved_params(self.workdir, which, shapes, self._trained_shardings)
         return merge(trained, self._base), step
 
@@ -107,7 +106,7 @@ class SavedRun:
 
     def untrained(self) -> Params | Adapted:
         loaded = self.loaded
-        towers = placement.both_towers(self._trained_shardings, loaded.trained, loaded.second)
+        towers = both_towers(self._trained_shardings, loaded.trained, loaded.second)
         return merge(towers, self._base)
 
     @property
@@ -120,7 +119,7 @@ class SavedRun:
         """The frozen base on the mesh, placed once and shared by all adapters; None without one."""
         if not isinstance(self.shardings, Adapted):
             return None
-        return placement.place(self.loaded.stored, self.shardings.base)
+        return place(self.loaded.stored, self.shardings.base)
 
 
 def weights_digest(params: Params | Adapted) -> str:
@@ -218,8 +217,8 @@ def exported_towers(
         load_encoder(folder / tower.folder, how, platform=Platform.of(mesh))
         for tower in (config.state, config.chunk)
     )
-    shardings = placement.params_shardings(mesh, state.trunk.partition_rules(), state.stored)
-    params = placement.both_towers(shardings, state.stored, chunk.stored)
+    shardings = params_shardings(mesh, state.trunk.partition_rules(), state.stored)
+    params = both_towers(shardings, state.stored, chunk.stored)
     return mesh_towers(mesh, shardings, [state.encoder, chunk.encoder], params, form)
 
 

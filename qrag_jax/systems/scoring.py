@@ -23,8 +23,7 @@ from tqdm import tqdm
 
 from qrag_jax import systems
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.learners import placement
-from qrag_jax.learners.placement import encoder_key
+from qrag_jax.learners.state import encoder_key, shapes_on
 from qrag_jax.metrics.row_log import RowLog, begin
 from qrag_jax.models import first_language_model
 from qrag_jax.runtime.checkpoints import Checkpoints
@@ -89,7 +88,7 @@ def check_trained(workdir: Path) -> None:
 
 def saved_params(workdir: Path, which: str, trained: Any, shardings: Any) -> tuple[Any, int]:
     """The parameters of a run's checkpoint "best" or "last", which are as `trained`; their step."""
-    template = placement.shapes_on(trained, shardings)
+    template = shapes_on(trained, shardings)
     return Checkpoints(workdir, read_only=True).restore_params(which, template)
 
 
@@ -328,4 +327,4 @@ class Predictor(Questions[Any, Any]):
 
     @cached_property
     def _template(self) -> Any:
-        return placement.shapes_on(self.system.inputs.model.trained, self.system.param_shardings)
+        return shapes_on(self.system.inputs.model.trained, self.system.param_shardings)

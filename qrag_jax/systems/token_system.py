@@ -24,10 +24,10 @@ from qrag_jax.environments.episode import Agent, Failed
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback.rewards import Checks, Patience
-from qrag_jax.learners import placement, token_policy
+from qrag_jax.learners import token_policy
 from qrag_jax.learners.config import NONE, PreferenceConfig, TokenPPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.learners.state import Parts, TrainState
+from qrag_jax.learners.state import Parts, TrainState, place
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.compute.lora import merge
@@ -38,7 +38,7 @@ from qrag_jax.models.trunks.transformer import Params
 from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts import token_episodes
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
-from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, QuestionOrder
+from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, questions_at
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
 from qrag_jax.rollouts.trajectories import (
@@ -338,7 +338,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
     @property
     def untrained(self) -> Any:
         """The parameters that training begins with, on the mesh."""
-        return placement.place(self.inputs.model.trained, self.param_shardings)
+        return place(self.inputs.model.trained, self.param_shardings)
 
     @cached_property
     def base(self) -> tuple[Any, ...]:
@@ -414,8 +414,8 @@ class TokenSystem(abc.ABC, Generic[Config]):
         asked, first = self.inputs.train, self.first_epoch
         if self._imitates(stage):
             asked, first = self.inputs.script, None
-        order = QuestionOrder(len(asked), self._size(stage), self.config.seed, first=first)
-        return order.at(step - stage.plan.first)
+        how = len(asked), self._size(stage), self.config.seed
+        return questions_at(step - stage.plan.first, *how, first=first)
 
     def _size(self, stage: Stage) -> int:
         """Groups of a batch."""
@@ -503,8 +503,8 @@ class TokenSystem(abc.ABC, Generic[Config]):
             return None, self.base[0] if self.base else None
         rules, base = model.trunk.partition_rules(), None
         if model.base is not None:
-            base = placement.place(model.base, placement.base_shardings(own, rules, model.base))
-        return shardings_of(own, rules, model.trained, model.trained), base
+            base = place(model.base, shardings_of(own, rules, model.base))
+        return shardings_of(own, rules, model.trained), base
 
     def here(self, params: Params) -> Params:
         """Brings parameters of training to where they play; all hosts call it together."""

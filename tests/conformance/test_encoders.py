@@ -18,7 +18,6 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from qrag_jax.learners import placement
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import Precision
@@ -35,6 +34,7 @@ from qrag_jax.models.pretrained import (
 )
 from qrag_jax.models.trunks import families
 from qrag_jax.runtime import mesh as meshes
+from qrag_jax.runtime.mesh import shardings_of
 from tests.devices import mesh_of
 from tests.support.adapters import with_adapters
 from tests.support.parity import (
@@ -241,7 +241,7 @@ def test_eight_devices_compute_the_same(case: Case, monkeypatch: pytest.MonkeyPa
     mesh, params, module = mesh_of(2, 2, 2), case.loaded.params, case.encoder.module
     as_there = module.clone(scanned=True, remat="layers")
     encoder = dataclasses.replace(case.encoder, module=as_there)
-    shardings = placement.base_shardings(mesh, case.loaded.trunk.partition_rules(), params)
+    shardings = shardings_of(mesh, case.loaded.trunk.partition_rules(), params)
     assert sum(not each.is_fully_replicated for each in jax.tree.leaves(shardings)) > 4
     how = mesh, encoder, BLOCKS, params, shardings
     vectors, gradient = on_mesh(*how, case.rows, case.cotangents)

@@ -20,8 +20,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.learners import placement
-from qrag_jax.learners.state import Parts
+from qrag_jax.learners.state import Parts, place
 from qrag_jax.learners.update import Learner
 from qrag_jax.models.files.model_folder import open_tensors, write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, stored_params
@@ -162,7 +161,7 @@ def test_what_is_placed_is_what_was_read(tmp_path: Path, dtype: Any) -> None:
         shardings = shardings_of(mesh, ALL_SPLIT, tree, tree)
         if sizes == (2, 4):  # the axis of layers is split where no other fits, or it is asked for
             shardings["layers"]["query"]["kernel"] = NamedSharding(mesh, PartitionSpec("fsdp"))
-        placed = placement.place(tree, shardings)
+        placed = place(tree, shardings)
         for leaf, array, where in zip(*map(jax.tree.leaves, (placed, host, shardings))):
             assert (leaf.sharding, leaf.dtype) == (where, np.float32)
             np.testing.assert_array_equal(leaf, array)

@@ -19,7 +19,6 @@ from jax.sharding import Mesh
 
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.learners import config as configs
-from qrag_jax.learners import placement
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
@@ -41,7 +40,7 @@ from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.pool_search import Drawn, HopBatch, HopShape, Rewarded, hop_batch
 from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.trajectories import TokenBatch
-from qrag_jax.runtime.mesh import shard_batch, split_rules
+from qrag_jax.runtime.mesh import shard_batch, shardings_of, split_rules
 from tests.devices import mesh_of
 from tests.episodes_maker import FIRST_WORD, random_episodes, tiny_encoder, tower
 from tests.episodes_maker import VOCAB as WORDS
@@ -122,7 +121,7 @@ def _placed(mesh: Mesh, rules: Any, whole: Params, adapted: bool) -> tuple[Any, 
     """Where the base of adapters lies, and the base; without adapters there is none."""
     if not adapted:
         return None, ()
-    shardings = placement.base_shardings(mesh, rules, whole)
+    shardings = shardings_of(mesh, rules, whole)
     return shardings, (jax.device_put(whole, shardings),)
 
 
@@ -366,7 +365,7 @@ def two_towers(
         schedule=SCHEDULE,
         peak=PEAK,
         accumulation=accumulation,
-        base_shardings=placement.base_shardings(mesh, RULES, base),
+        base_shardings=shardings_of(mesh, RULES, base),
     )
 
 

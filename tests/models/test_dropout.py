@@ -17,7 +17,6 @@ import torch
 from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
-from qrag_jax.learners import placement
 from qrag_jax.models.compute.dropout import (
     TokenDropout,
     drop,
@@ -36,6 +35,7 @@ from qrag_jax.models.first_encoder import EncoderConfig, load_encoder, with_new_
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import ALL_LINEAR, LoadedEncoder, LoraConfig, target_modules
 from qrag_jax.runtime import mesh as meshes
+from qrag_jax.runtime.mesh import shardings_of
 from tests.devices import mesh_of
 from tests.support.adapters import with_adapters
 from tests.support.parity import check_gradients, gradients_in_files, on_mesh, vectors_and_gradient
@@ -128,9 +128,9 @@ def computed(
         return jax.tree.map(np.asarray, found)
     mesh = mesh_of(2, 2, 2)
     whole = NamedSharding(mesh, PartitionSpec())
-    placed: Any = placement.base_shardings(mesh, loaded.trunk.partition_rules(), loaded.params)
+    placed: Any = shardings_of(mesh, loaded.trunk.partition_rules(), loaded.params)
     if isinstance(params, Adapted):
-        pairs = placement.base_shardings(mesh, loaded.trunk.partition_rules(), loaded.adapters)
+        pairs = shardings_of(mesh, loaded.trunk.partition_rules(), loaded.adapters)
         placed = Adapted(placed, pairs, whole)
     else:
         placed = with_key(placed, whole)

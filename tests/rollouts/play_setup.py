@@ -17,8 +17,8 @@ from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.feedback.facts import FactReward, fact_feedback
-from qrag_jax.learners import placement
 from qrag_jax.learners.config import PQNConfig
+from qrag_jax.learners.state import params_shardings
 from qrag_jax.learners.two_towers import PQNGradient, Towers
 from qrag_jax.learners.update import Sums
 from qrag_jax.models.compute.packing import Blocks
@@ -132,7 +132,7 @@ def params() -> Params:
 
 
 def shardings(mesh: Mesh) -> Params:
-    return placement.params_shardings(mesh, (), loaded().params)
+    return params_shardings(mesh, (), loaded().params)
 
 
 def block_shapes(state_tokens: int) -> BlockShapes:

@@ -6,6 +6,7 @@ import concurrent.futures
 import json
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +28,8 @@ from qrag_jax.rollouts.experience import (
     Deferred,
     Played,
     Playing,
-    QuestionOrder,
     ScoredEpisodes,
+    questions_at,
 )
 from qrag_jax.rollouts.pool_search import Drawn, HopShape, Rewarded
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -106,26 +107,25 @@ def test_texts_are_those_of_the_tokens_played(tmp_path: Path) -> None:
 
 
 def test_each_question_comes_once_an_epoch_and_hosts_share_a_batch() -> None:
-    drawn = [QuestionOrder(10, 4, seed=3).at(step) for step in range(5)]
+    drawn = [questions_at(step, 10, 4, 3) for step in range(5)]
     numbers, epochs = np.concatenate(drawn).T
     numbers = numbers.tolist()
     assert sorted(numbers[:10]) == sorted(numbers[10:]) == [*range(10)]
     assert numbers[:10] != numbers[10:] != [*range(10)]
     np.testing.assert_array_equal(epochs, [0] * 10 + [1] * 10)
-    order = QuestionOrder(10, 4, 3, first=range(9, -1, -1))  # the order of the first epoch
-    numbers = np.concatenate([order.at(step)[:, 0] for step in range(5)]).tolist()
+    first = range(9, -1, -1)  # the order of the first epoch
+    numbers = [n for step in range(5) for n, _ in questions_at(step, 10, 4, 3, first=first)]
     assert numbers[:10] == [*range(9, -1, -1)] != numbers[10:]
     shards = (0, 1), (0, 3), (1, 3), (2, 3)
-    whole, *parts = (QuestionOrder(9, 6, 0, shard) for shard in shards)
     for step in range(3):
-        together = np.concatenate([part.at(step) for part in parts])
-        np.testing.assert_array_equal(together, whole.at(step))
+        whole, *parts = (questions_at(step, 9, 6, 0, shard) for shard in shards)
+        np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
 K, HOPS, WIDTH = 4, 2, 3
 CONFIG = PlackettLuceConfig(pool=K, passages=2, tau=0.1)
 SHAPE = HopShape(HOPS, tokens=5, width=WIDTH, episode_rewards=1, hop_rewards=1)
-ORDER = QuestionOrder(10, 4, 0)
+ORDER = partial(questions_at, questions=10, batch=4, seed=0)
 VECTORS = np.random.default_rng(0).normal(size=(20, WIDTH)).astype(np.float32)
 
 
@@ -172,7 +172,7 @@ def experience(
         staleness=staleness,
         steps=6,
     )
-    return AgentExperience(ORDER.at, playing, dict, batches, pending=pending)
+    return AgentExperience(ORDER, playing, dict, batches, pending=pending)
 
 
 def taken(played: AgentExperience, steps: Sequence[int]) -> list[Any]:
@@ -195,10 +195,10 @@ def test_which_weights_play_which_questions(staleness: int, delay: float) -> Non
     play = Player(delay)
     batches = taken(experience(play, staleness), range(6))
     versions = [max(step - staleness, 0) for step in range(6)]
-    numbers = [ORDER.at(step)[:, 0].tolist() for step in range(6)]
+    numbers = [ORDER(step)[:, 0].tolist() for step in range(6)]
     assert play.asked == [*zip(versions, numbers, range(6), strict=True)]
     for step, (*arrays, samples) in enumerate(batches):
-        np.testing.assert_array_equal(samples, ORDER.at(step))
+        np.testing.assert_array_equal(samples, ORDER(step))
         batch = pool_search.HopBatch(*arrays)
         assert (batch.episode_rewards[batch.scored] == versions[step]).all()
 

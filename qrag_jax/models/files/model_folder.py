@@ -303,11 +303,12 @@ class StoredLeaf:
     def ndim(self) -> int:
         return len(self.shape)
 
-    def read(self, index: tuple[slice, ...]) -> np.ndarray:
-        """Reads the part that `index`, one slice per dimension or (), selects; a new array."""
+    def read(self, index: tuple[slice, ...] | None = None) -> np.ndarray:
+        """Reads the part that `index`, one slice per dimension, selects, or all; a new array."""
         if not self.stacked:
             own = isinstance(self.tensors[0], FileTensor)  # a copy already
-            return self._part(self.tensors[0], index).astype(self.dtype, order="C", copy=not own)
+            part = self._part(self.tensors[0], index or ())
+            return part.astype(self.dtype, order="C", copy=not own)
         index = index or (slice(None),) * self.ndim
         layers = self.tensors[index[0]]
         sizes = (len(range(*s.indices(n))) for s, n in zip(index[1:], self.shape[1:], strict=True))
@@ -320,4 +321,4 @@ class StoredLeaf:
         return tensor[index[::-1]].T if self.transposed else tensor[index]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return self.read(()).astype(dtype or self.dtype, copy=False)
+        return self.read().astype(dtype or self.dtype, copy=False)
