@@ -31,7 +31,7 @@ from qrag_jax.learners import update
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import TrainState, dropout_key, episode_keys
-from qrag_jax.models.compute.lora import Adapted, merge, of_tower, with_key
+from qrag_jax.models.compute.lora import Adapted, merge, of_tower
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, first_of_its_kind, pull_back
 from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.heads.embedding import Params
@@ -64,9 +64,7 @@ class PQNGradient:
     config: PQNConfig
     feedback: Feedback | None = None
 
-    def __call__(
-        self, towers: Towers, episodes: Any, draws: Draws, dropout_key: jax.Array | None
-    ) -> tuple[Params, update.Sums]:
+    def __call__(self, towers: Towers, episodes: Any, draws: Draws) -> tuple[Params, update.Sums]:
         """The gradient of the online towers, or of their adapters, and the sums.
 
         Play and learning use the same dropout masks, so the policy acts on the same embeddings that
@@ -77,20 +75,20 @@ class PQNGradient:
         Args:
             draws: of scored episodes, with the keys that they were played with.
         """
-        actor, config, scored = self.actor, self.config, None
-        params = with_dropout(towers.online, dropout_key)
-        target_params = with_dropout(towers.target, dropout_key, target=True)
+        actor, config, scored, dropout = self.actor, self.config, None, draws.dropout
         if self.feedback is None:
             scored, batch = episodes, actor.playable(episodes.batch)
-            played = rollout(actor, (target_params,), batch, draws, scored.played.actions)
+            of_target = draws._replace(dropout=dropout[1:])
+            played = rollout(actor, towers[1:], batch, of_target, scored.played.actions)
             valid = played.valid & scored.scored
             rewards = jnp.where(valid, scored.score, 0.0)
         else:
             batch = actor.playable(episodes)
-            same = config.tau == 1 and dropout_key is None
-            played = rollout(actor, (params,) if same else (params, target_params), batch, draws)
+            same = config.tau == 1 and dropout[0] is None
+            played = rollout(actor, towers[:1] if same else towers, batch, draws)
             rewards, valid = self.feedback(batch, played), played.valid
-        target = lambda_returns(config, rewards, played.values, valid)
+        discounts = config.gamma, config.lambda_
+        _, target = gae(rewards, played.values, valid, ends_of(valid), discounts)
         steps = jax.tree.map(update.flattened, (played.positions, target, valid))
         last = actor.config.last_position(batch.chunk_mask.shape[1])
 
@@ -105,9 +103,10 @@ class PQNGradient:
             )
             cotangents: Any = jax.grad(loss_of, (0, 1))(*embedded, steps)
             rows = tower_rows(played.states, played.chunks)
-            gradient, used = pull_back_both(actor, params, rows, cotangents)
+            gradient, used = pull_back_both(actor, towers.online, rows, cotangents, dropout[0])
         else:
-            gradient, embedded, used = self._encoded_again(params, played, steps, loss_of)
+            online = towers.online, dropout[0]
+            gradient, embedded, used = self._encoded_again(*online, played, steps, loss_of)
             q = (embedded[0] * rotate(embedded[1], steps[0], last)).sum(axis=-1)
             entropy = scored.played.entropy
             played = played._replace(valid=valid, q=q.reshape(valid.shape), entropy=entropy)
@@ -120,7 +119,7 @@ class PQNGradient:
         return gradient, sums
 
     def _encoded_again(
-        self, params: Params | Adapted, played: Trajectory, steps: tuple, loss_of: Any
+        self, params: Params | Adapted, keys: Any, played: Trajectory, steps: tuple, loss_of: Any
     ) -> tuple[Params, tuple[jax.Array, jax.Array], jax.Array]:
         """The gradient of the towers, the embeddings `[N, D]` of both, and the tokens `[2]`.
 
@@ -129,41 +128,26 @@ class PQNGradient:
         """
         encoder, blocks = self.actor.encoder, self.actor.block_shapes.gradients
         of_states, of_chunks = of_tower(params, STATE), of_tower(params, CHUNK)
+        state_key, chunk_key = (None, None) if keys is None else keys
         state_rows, chunk_rows = (
             TokenRows(rows.flat.tokens, jnp.where(steps[-1], rows.flat.lengths, 0))
             for rows in (played.states, played.chunks)
         )
-        chunks, used = embed_rows(encoder, blocks, encoder.alone(of_chunks), chunk_rows)
+        alone = encoder.alone(of_chunks)
+        chunks, used = embed_rows(encoder, blocks, alone, chunk_rows, chunk_key)
 
         def of_block(states: jax.Array, values: tuple) -> jax.Array:
             return jax.grad(loss_of)(states, *values)
 
         state_gradient, states, more = pull_back(
-            encoder, blocks, of_states, state_rows, of_block, of_rows=(chunks, steps)
+            encoder, blocks, of_states, state_rows, of_block, state_key, of_rows=(chunks, steps)
         )
         cotangents = jax.grad(loss_of, 1)(states, chunks, steps)
-        chunk_gradient, _, again = pull_back(encoder, blocks, of_chunks, chunk_rows, cotangents)
+        chunk_gradient, _, again = pull_back(
+            encoder, blocks, of_chunks, chunk_rows, cotangents, chunk_key
+        )
         gradient = jax.tree.map(lambda *both: jnp.stack(both), state_gradient, chunk_gradient)
         return gradient, (states, chunks), used + more + again
-
-
-def lambda_returns(
-    config: PQNConfig, rewards: jax.Array, values: jax.Array, valid: jax.Array
-) -> jax.Array:
-    """What both critics are regressed on, `[B, T]`."""
-    return gae(rewards, values, valid, ends_of(valid), (config.gamma, config.lambda_))[1]
-
-
-def with_dropout(
-    params: Params | Adapted, key: jax.Array | None, *, target: bool = False
-) -> Params | Adapted:
-    """Towers, or their adapters, each with its own dropout key made from the key of this step.
-
-    Target towers have other keys than online ones; target adapters get none and drop nothing.
-    """
-    if key is None or (target and isinstance(params, Adapted)):
-        return params
-    return with_key(params, jax.random.split(key, (2, 2))[int(target)])
 
 
 def sums_of(
@@ -216,7 +200,11 @@ def over_towers(
 
 
 def pull_back_both(
-    actor: Actor, params: Params | Adapted, rows: TokenRows, cotangents: tuple[jax.Array, jax.Array]
+    actor: Actor,
+    params: Params | Adapted,
+    rows: TokenRows,
+    cotangents: tuple[jax.Array, jax.Array],
+    keys: jax.Array | None,
 ) -> tuple[Params, jax.Array]:
     """The gradient of both towers from those of the states' and chunks' embeddings, `[..., D]`."""
     most = rows.lengths.shape[1]
@@ -227,7 +215,7 @@ def pull_back_both(
         gradient, _, used = pull_back(actor.encoder, actor.block_shapes.gradients, *tower)
         return gradient, used
 
-    gradient, used = over_towers(of_one, params, (rows, stacked))
+    gradient, used = over_towers(of_one, params, (rows, stacked, keys))
     return gradient, used.sum(axis=0)
 
 
@@ -275,16 +263,15 @@ class ImitationGradient:
     feedback: Feedback  # gives the rewards on the facts' own path
 
     def __call__(
-        self, towers: Towers, batch: EpisodeBatch, draws: Draws, dropout_key: jax.Array | None
+        self, towers: Towers, batch: EpisodeBatch, draws: Draws
     ) -> tuple[Params, update.Sums]:
         """The gradient of the online towers (or of their adapters), and sums over states.
 
         Args:
             draws: its keys order facts whose order is not known.
         """
-        actor = self.actor
+        actor, params, keys = self.actor, towers.online, draws.dropout[0]
         batch = actor.playable(batch)
-        params = with_dropout(towers.online, dropout_key)
         states = self.states(params, batch, draws)
         where = positions_of(actor.config, batch, draws.keys)
         # Nothing is taken in a first state: it has all passages that the loss is over.
@@ -294,18 +281,18 @@ class ImitationGradient:
         rows = tower_rows(state_rows, actor.chunk_rows(batch))
 
         def embed(tower: tuple) -> tuple[jax.Array, jax.Array]:
-            one, rows = tower
+            one, rows, key = tower
             blocks = actor.block_shapes.gradients
-            return embed_rows(actor.encoder, blocks, actor.encoder.alone(one), rows)
+            return embed_rows(actor.encoder, blocks, actor.encoder.alone(one), rows, key)
 
-        (of_states, of_chunks), used = over_towers(embed, params, (rows,))
+        (of_states, of_chunks), used = over_towers(embed, params, (rows, keys))
         embedded = (
             of_states[: states.valid.size].reshape(*states.valid.shape, -1),
             of_chunks[: batch.chunk_mask.size].reshape(*batch.chunk_mask.shape, -1),
         )
         learn = partial(self._loss, batch=batch, where=where, states=states, rows=rows)
         (total, by_state), cotangents = jax.value_and_grad(learn, (0, 1), has_aux=True)(*embedded)
-        gradient, again = pull_back_both(actor, params, rows, cotangents)
+        gradient, again = pull_back_both(actor, params, rows, cotangents, keys)
         number = states.valid.sum().astype(jnp.float32)
         means = {name: (each, number) for name, each in ({"loss": total} | by_state).items()}
         return gradient, update.Sums(total, means, {}, used.sum(axis=0) + again)
@@ -329,7 +316,8 @@ class ImitationGradient:
             order = jnp.where(place < facts[:, None], order, NOT_TAKEN)
             paths.append((order, place <= facts[:, None]))
         if self.config.own_states:
-            own = rollout(self.actor, (params,), batch, Draws.greedy())
+            greedy = Draws.greedy()._replace(dropout=draws.dropout)
+            own = rollout(self.actor, (params,), batch, greedy)
             paths.append((own.actions, own.valid))
         # State t of a path has the first t of its passages. All paths have the start in common.
         before = jnp.tri(steps, k=-1, dtype=bool)[None]
@@ -472,11 +460,6 @@ class TwoTowers(update.Learner):
             peak=optimizer.learning_rate,
         )
 
-    def dropout_key(self, state: TrainState) -> jax.Array | None:
-        """That of the next step; None without dropout."""
-        drops = self.actor.encoder.drops(self.base_shardings is not None)
-        return dropout_key(state) if drops else None
-
     @property
     def params_shardings(self) -> Params | Adapted:
         """Where the parameters live, the frozen base included."""
@@ -485,12 +468,19 @@ class TwoTowers(update.Learner):
     def draws(self, state: TrainState, number: jax.Array, episodes: int) -> Draws:
         """The draws of a batch, whose keys depend on the number of the step that learns from it.
 
-        The first environment steps of a run act uniformly at random.
+        The first environment steps of a run act uniformly at random. Each tower has a dropout key
+        of its own; target adapters get none and drop nothing.
         """
+        dropout: tuple[Any, Any] = None, None
+        adapted = self.base_shardings is not None
+        if self.actor.encoder.drops(adapted):
+            online, target = jax.random.split(dropout_key(state), (2, 2))
+            dropout = online, None if adapted else target
         return Draws(
             episode_keys(state, number, episodes),
             losses.alpha_at(self.config.alpha, self.schedule(state.step), self.peak),
             state.env_steps < 2 * self.config.learning_start,
+            dropout,
         )
 
 
@@ -511,15 +501,14 @@ def make_update(
     `env_steps` and `skipped`.
 
     Args:
-        gradient_of: `PQNGradient` or `ImitationGradient`: `(towers, episodes, draws, dropout_key)`
-            → the gradient of the summed loss, and sums, of which the mean `loss` counts the
-            transitions.
+        gradient_of: `PQNGradient` or `ImitationGradient`: `(towers, episodes, draws)` → the
+            gradient of the summed loss, and sums, of which the mean `loss` counts the transitions.
     """
     accumulation = towers.accumulation
 
-    def gradient(parts: Towers, episodes: Any, draws: Draws, dropout_key: jax.Array | None):
+    def gradient(parts: Towers, episodes: Any, draws: Draws):
         def micro(episodes, keys):
-            return gradient_of(parts, episodes, draws._replace(keys=keys), dropout_key)
+            return gradient_of(parts, episodes, draws._replace(keys=keys))
 
         def add(total, micro_batch):
             return update.added(total, micro(*micro_batch)), None
@@ -545,7 +534,7 @@ def make_update(
         learning_rate = towers.schedule(state.step)
         draws = towers.draws(state, state.step, jax.tree.leaves(episodes)[0].shape[0])
         parts = Towers(merge(state.params, base), merge(state.target_params, base))
-        of_online, sums = gradient(parts, episodes, draws, towers.dropout_key(state))
+        of_online, sums = gradient(parts, episodes, draws)
         transitions = sums.means["loss"][1]
         divisor, tau = jnp.maximum(transitions, 1.0), towers.config.tau
         state, learned = towers.learn(state, (of_online, None), sums.loss, divisor, tau=tau)
@@ -568,7 +557,7 @@ def make_play_step(towers: TwoTowers) -> Callable[..., Played]:
         state: TrainState, batch: EpisodeBatch, number: jax.Array, base: Params | None = None
     ) -> Played:
         draws = towers.draws(state, number, batch.sample.shape[0])
-        params = with_dropout(merge(state.params, base), towers.dropout_key(state))
+        params = merge(state.params, base)
         trajectory = rollout(actor, (params,), actor.playable(batch), draws)
         return Played(trajectory.actions, trajectory.valid, trajectory.entropy)
 

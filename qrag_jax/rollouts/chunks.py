@@ -70,6 +70,8 @@ class Draws(NamedTuple):
     keys: jax.Array | None  # `[B]` PRNG keys, one per episode; None acts greedily
     alpha: jax.Array  # temperature of the policy and of the soft value
     uniform: jax.Array | bool = False  # scalar bool; True acts uniformly at random instead
+    # Of each parameter set the dropout keys `[2]` of its towers; None: it drops nothing
+    dropout: tuple[jax.Array | None, ...] = (None, None)
 
     @classmethod
     def greedy(cls) -> Draws:
@@ -109,8 +111,11 @@ def rollout(
     values (target). With `actions` `[B, T]` these are taken again, with the draws of then.
     """
     encoder, config = actor.encoder, actor.config
-    keys, alpha, uniform = draws
-    towers = [[encoder.tower(p, i) for p in params] for i in (STATE, CHUNK)]
+    keys, alpha, uniform, dropout = draws
+    towers = [
+        [(encoder.tower(p, i), None if k is None else k[i]) for p, k in zip(params, dropout)]
+        for i in (STATE, CHUNK)
+    ]
     rows = actor.chunk_rows(batch)
     chunks, used_by_chunks = _embedded(actor, CHUNK, towers[CHUNK], rows.flat)
     chunks = chunks.reshape(-1, *rows.lengths.shape, encoder.width)
@@ -161,12 +166,12 @@ def rollout(
 
 
 def _embedded(
-    actor: Actor, tower: int, roles: Sequence[Any], rows: TokenRows
+    actor: Actor, tower: int, roles: Sequence[tuple[Any, Any]], rows: TokenRows
 ) -> tuple[jax.Array, jax.Array]:
-    """N rows → `[roles, N, D]`, by one tower of each parameter set, and the tokens `[2]`."""
+    """N rows → `[roles, N, D]`, by one tower of each set and its key, and the tokens `[2]`."""
     shapes = actor.block_shapes
     blocks = shapes.chunks if tower == CHUNK else shapes.states
-    results = [embed_rows(actor.encoder, blocks, role, rows) for role in roles]
+    results = [embed_rows(actor.encoder, blocks, one, rows, key) for one, key in roles]
     embedded, used = (jnp.stack(leaves) for leaves in zip(*results, strict=True))
     return embedded, used.sum(axis=0)
 

@@ -14,7 +14,7 @@ import pytest
 
 from qrag_jax.environments.chunks import with_stop
 from qrag_jax.learners.two_towers import PQNGradient, Towers, make_play_step, make_update
-from qrag_jax.models.compute.lora import Adapted, with_key
+from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.heads.embedding import TextEncoder
@@ -30,7 +30,7 @@ from tests.rollouts.play_setup import CONFIG, ENCODER, EPISODES, PQN, feedback, 
 
 BATCH = play_setup.episodes()
 DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), play_setup.ALPHA)
-DROPOUT = jax.random.key(3)
+OF_ONLINE, OF_TARGET = jax.random.split(jax.random.key(3), (2, 2))  # keys of dropout
 # Longer rows than the other encoder's: those of a prefix of two tokens.
 WIDE = BlockShapes(
     Blocks((144,), (9,), (8.0,)), Blocks((80,), (24,), (12.0,)), Blocks((80,), (24,), (12.0,))
@@ -58,8 +58,7 @@ class Case(NamedTuple):
     online: Any
     target: Any
     embed_tower: Callable[[Any, int, tuple], jax.Array]
-    dropout_key: jax.Array | None = None  # of the step
-    sides: tuple | None = None  # what plays, where it is more than `online` and `target`
+    dropout: tuple = (None, None)  # keys of the online and of the target towers
     later: Any = None  # parameters that learn from the episodes that `online` played
 
 
@@ -68,15 +67,14 @@ def whole_towers(
 ) -> Case:
     """A trunk that drops has masks of its own in every online and target tower."""
     online, target, drops = towers(encoder, 0), towers(encoder, 1), encoder.dropout > 0
-    of_online, of_target = jax.random.split(DROPOUT, (2, 2))
 
     def embed_tower(params: Any, number: int, rows: tuple) -> jax.Array:
-        masks = slow.masks_of(encoder, of_online[number]) if drops else None
+        masks = slow.masks_of(encoder, OF_ONLINE[number]) if drops else None
         return slow.embed(encoder, encoder.tower(params, number), rows, masks)
 
     actor = Actor(encoder, shapes, dataclasses.replace(CONFIG, **env))
-    sides = (with_key(online, of_online), with_key(target, of_target)) if drops else None
-    return Case(actor, online, target, embed_tower, DROPOUT if drops else None, sides, later)
+    dropout = (OF_ONLINE, OF_TARGET) if drops else (None, None)
+    return Case(actor, online, target, embed_tower, dropout, later)
 
 
 def adapters_drop() -> Case:
@@ -84,14 +82,13 @@ def adapters_drop() -> Case:
     encoder = dataclasses.replace(slow.ADAPTED, lora_dropout=0.4)
     base = jax.tree.map(jnp.asarray, tower(encoder, 0))
     online, target = (Adapted(base, slow.adapters(seed)) for seed in (0, 1))
-    of_online = jax.random.split(DROPOUT, (2, 2))[0]
 
     def dropped(params: Any, number: int, rows: tuple) -> jax.Array:
         one = encoder.tower(Adapted(base, params), number)
-        return slow.embed(encoder, one, rows, slow.masks_of(encoder, of_online[number]))
+        return slow.embed(encoder, one, rows, slow.masks_of(encoder, OF_ONLINE[number]))
 
     actor = Actor(encoder, play_setup.ONE_BUCKET, CONFIG)
-    return Case(actor, online, target, dropped, DROPOUT, (with_key(online, of_online), target))
+    return Case(actor, online, target, dropped, (OF_ONLINE, None))
 
 
 def same_targets() -> Case:
@@ -118,8 +115,8 @@ def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
     case = CASES[name]()
     stop = case.actor.config.stop_action
     batch = jax.tree.map(np.asarray, with_stop(BATCH)) if stop else BATCH
-    sides = case.sides or (case.online, case.target)
-    played = play_setup.jitted_rollout(case.actor, sides, batch, DRAWS)
+    draws = DRAWS._replace(dropout=case.dropout)
+    played = play_setup.jitted_rollout(case.actor, (case.online, case.target), batch, draws)
     whole = played = jax.tree.map(np.asarray, played)
     if case.later is not None:  # some episodes are cut, and end at their first step
         places = np.arange(EPISODES)[:, None], np.arange(CONFIG.max_steps)
@@ -145,7 +142,7 @@ def test_gradient_is_that_of_the_whole_loss(name: str) -> None:
         experience = ScoredEpisodes(BATCH, steps, rewards, played.valid)
         learner, learns = case.later, PQNGradient(case.actor, PQN)
     both = Towers(learner, case.target)
-    gradient, sums = jitted_gradient(learns, both, experience, DRAWS, case.dropout_key)
+    gradient, sums = jitted_gradient(learns, both, experience, draws)
 
     assert float(sums.loss) == pytest.approx(float(expected_loss), rel=1e-5)
     assert jax.tree.structure(gradient) == jax.tree.structure(expected)

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from jax.sharding import NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.dropout import (
@@ -26,8 +25,7 @@ from qrag_jax.models.compute.dropout import (
     token_digests,
     trunk_keys,
 )
-from qrag_jax.models.compute.lora import KEY as LEAF
-from qrag_jax.models.compute.lora import Adapted, with_key
+from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows
 from qrag_jax.models.files.weight_names import tensors_from_params
@@ -124,19 +122,16 @@ def computed(
 ) -> Any:
     """Vectors and the gradient; of scanned layers, their activations are computed again."""
     if where == ALONE:
-        found = vectors_and_gradient(encoder, BLOCKS, params, ROWS, cotangents)
+        found = vectors_and_gradient(encoder, BLOCKS, params, ROWS, cotangents, KEY)
         return jax.tree.map(np.asarray, found)
     mesh = mesh_of(2, 2, 2)
-    whole = NamedSharding(mesh, PartitionSpec())
     placed: Any = shardings_of(mesh, loaded.trunk.partition_rules(), loaded.params)
     if isinstance(params, Adapted):
         pairs = shardings_of(mesh, loaded.trunk.partition_rules(), loaded.adapters)
-        placed = Adapted(placed, pairs, whole)
-    else:
-        placed = with_key(placed, whole)
+        placed = Adapted(placed, pairs)
     assert sum(not each.is_fully_replicated for each in jax.tree.leaves(placed)) > 6
     other = dataclasses.replace(encoder, module=encoder.module.clone(scanned=True, remat="dots"))
-    return on_mesh(mesh, other, BLOCKS, params, placed, ROWS, cotangents)
+    return on_mesh(mesh, other, BLOCKS, params, placed, ROWS, cotangents, KEY)
 
 
 @pytest.mark.parametrize(
@@ -166,7 +161,7 @@ def test_a_trunk_drops_where_torch_does(family, where, family_bases, monkeypatch
 
     monkeypatch.setattr(torch.nn.functional, "dropout", with_our_mask)
     loaded = family_bases[family]
-    encoder, params = dropping(loaded.encoder), with_key(loaded.params, KEY)
+    encoder, params = dropping(loaded.encoder), loaded.params
     expected = their_embed_rows(model, encoder, TOKENS[:PRESENT], LENGTHS[:PRESENT])
     assert next(left, None) is None  # theirs drops nowhere else
     cotangents = np.random.default_rng(1).standard_normal((8, 16)).astype(np.float32)
@@ -176,7 +171,6 @@ def test_a_trunk_drops_where_torch_does(family, where, family_bases, monkeypatch
     np.testing.assert_allclose(found[1], found[3], atol=1e-6)  # equal rows, equal masks
     plain, _ = vectors_and_gradient(loaded.encoder, BLOCKS, loaded.params, ROWS, cotangents)
     assert np.abs(found - plain).max() > 1e-2
-    assert LEAF not in gradient
     ours = tensors_from_params(loaded.table, gradient)
     check_gradients(ours, gradients_in_files(model))
 
@@ -201,7 +195,7 @@ def test_adapters_drop_where_peft_does(where, family_bases, tmp_path, monkeypatc
     model = peft.get_peft_model(torch_trunk("qwen3"), settings)
     model.save_pretrained(tmp_path)
     loaded = with_adapters(family_bases["qwen3"], tmp_path)
-    encoder, params = loaded.encoder, Adapted(loaded.params, loaded.adapters, KEY)
+    encoder, params = loaded.encoder, Adapted(loaded.params, loaded.adapters)
     assert encoder.lora_dropout == ADAPTERS
     maps = sorted(target_modules(loaded.table, ALL_LINEAR).items())
     together = {part: fused for fused, parts in loaded.trunk.config.FUSED.items() for part in parts}

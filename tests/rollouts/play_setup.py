@@ -76,14 +76,10 @@ jitted_rollout = jax.jit(rollout, static_argnums=0)
 
 @partial(jax.jit, static_argnums=0)
 def jitted_gradient(
-    gradient: PQNGradient,
-    towers: Towers,
-    experience: Any,
-    draws: Draws,
-    dropout_key: jax.Array | None = None,
+    gradient: PQNGradient, towers: Towers, experience: Any, draws: Draws
 ) -> tuple[Any, Sums]:
     """The result of `gradient`; equal gradient objects share a program."""
-    return gradient(towers, experience, draws, dropout_key)
+    return gradient(towers, experience, draws)
 
 
 def episodes(seed: int = 0) -> EpisodeBatch:

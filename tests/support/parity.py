@@ -67,10 +67,16 @@ def check_gradients(found: Any, expected: Any, within: float = 1e-4) -> None:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def vectors_and_gradient(
-    encoder: TextEncoder, blocks: Blocks, params: Any, rows: TokenRows, cotangents: Any
+    encoder: TextEncoder,
+    blocks: Blocks,
+    params: Any,
+    rows: TokenRows,
+    cotangents: Any,
+    dropout_key: jax.Array | None = None,
 ) -> tuple[jax.Array, Any]:
     """Vectors `[N, D]`, and the gradient of Σ <vector, cotangent>; computed in packed blocks."""
-    gradient, vectors, _ = pull_back(encoder, blocks, params, rows, jnp.asarray(cotangents))
+    given = params, rows, jnp.asarray(cotangents), dropout_key
+    gradient, vectors, _ = pull_back(encoder, blocks, *given)
     return vectors, gradient
 
 
@@ -82,11 +88,12 @@ def on_mesh(
     shardings: Any,
     rows: TokenRows,
     cotangents: Any,
+    dropout_key: jax.Array | None = None,
 ) -> tuple[np.ndarray, Any]:
     """The same, where rows are on all devices of a mesh and `params` lie as `shardings` say."""
     placed = jax.device_put(params, shardings)
     rows, cotangents = meshes.shard_batch(mesh, (rows, cotangents))
-    found = vectors_and_gradient(encoder.on(mesh), blocks, placed, rows, cotangents)
+    found = vectors_and_gradient(encoder.on(mesh), blocks, placed, rows, cotangents, dropout_key)
     return jax.tree.map(np.asarray, found)
 
 

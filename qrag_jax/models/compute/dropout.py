@@ -9,8 +9,8 @@ masks, on any device.
 A trunk drops where BERT does (Devlin et al., 2019): embeddings, attention weights, and what
 attention and the feed-forward add to the residual. GTE also drops gated hidden values, and
 ModernBERT drops these instead of what the feed-forward adds. Where adapters are trained, the frozen
-trunk drops nothing, and the adapters' inputs are dropped. There is dropout only if a tower has a
-key, that is in a training step (`lora.without_key`).
+trunk drops nothing, and the adapters' inputs are dropped. A pass that is given no key drops
+nothing: there are keys in a training step alone.
 """
 
 from __future__ import annotations

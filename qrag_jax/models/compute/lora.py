@@ -6,8 +6,7 @@ adapters uses the paths of the stacked parameters: `layers/query/lora_a` `[n, in
 `layers/query/lora_b` `[n, r, out]`.
 
 With dropout it is x·W + s·(d(x)·A)·B, where d is `dropout.drop` with a mask for each map that is
-computed. Maps that are computed as one, such as query, key and value, share theirs. Dropout acts
-only if there is a key, that is in the online towers of a training step.
+computed. Maps that are computed as one, such as query, key and value, share theirs.
 """
 
 from __future__ import annotations
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
 
 Leaves = dict[tuple[str, ...], jax.Array]  # by path
 LORA_A, LORA_B = ADAPTER = ("lora_a", "lora_b")  # leaves next to the kernel of a map
-KEY = "dropout_key"  # leaf next to the parameters of a tower that drops
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -128,8 +126,6 @@ class Adapted(NamedTuple):
 
     base: Params  # parameters of one tower, layers stacked
     adapters: Params  # of one tower, or of several towers stacked on axis 0
-    # PRNG key of the masks, one per tower; None: nothing is dropped
-    dropout_key: jax.Array | None = None
 
 
 def merge(trainable: Params, frozen: Params | None) -> Params | Adapted:
@@ -137,32 +133,15 @@ def merge(trainable: Params, frozen: Params | None) -> Params | Adapted:
     return trainable if frozen is None else Adapted(frozen, trainable)
 
 
-def with_key(params: Params | Adapted, key: jax.Array) -> Params | Adapted:
-    """Adds a PRNG key to a tower's stacked parameters, so that it drops.
-
-    Several towers stacked on axis 0 take one key each.
-    """
-    if isinstance(params, Adapted):
-        return params._replace(dropout_key=key)
-    return params | {KEY: key}
-
-
-def without_key(params: Params | Adapted) -> tuple[Params | Adapted, jax.Array | None]:
-    """The parameters without their key, and the key (None if they have none)."""
-    if isinstance(params, Adapted):
-        return params._replace(dropout_key=None), params.dropout_key
-    return {name: leaf for name, leaf in params.items() if name != KEY}, params.get(KEY)
-
-
 def of_tower(params: Params | Adapted, number: int | jax.Array) -> Params | Adapted:
-    """One of several towers stacked on axis 0; adapters keep their base and their dropout key."""
+    """One of several towers stacked on axis 0; adapters keep their base."""
     if isinstance(params, Adapted):
-        return Adapted(params.base, *jax.tree.map(lambda leaf: leaf[number], params[1:]))
+        return params._replace(adapters=of_tower(params.adapters, number))
     return jax.tree.map(lambda leaf: leaf[number], params)
 
 
 def attach(params: Params | Adapted, scale: float) -> Params:
-    """One tower's parameters, key included; adapters are put next to the kernels of their base.
+    """One tower's parameters; adapters are put next to the kernels of their base.
 
     This is how `Linear` takes them; B is multiplied by `scale`.
     """
@@ -172,8 +151,7 @@ def attach(params: Params | Adapted, scale: float) -> Params:
     leaves = flatten_dict(params.base) | {
         path: leaf * scale if path[-1] == LORA_B else leaf for path, leaf in adapters.items()
     }
-    attached = unflatten_dict(leaves)
-    return attached if params.dropout_key is None else with_key(attached, params.dropout_key)
+    return unflatten_dict(leaves)
 
 
 def trainable(
@@ -181,7 +159,7 @@ def trainable(
 ) -> tuple[Leaves, Leaves, Callable[[Leaves], Params]]:
     """Leaves as the trunk takes them, trained and frozen, and how a gradient goes back.
 
-    `params` are of one tower, without a dropout key; all are trained, or adapters.
+    `params` are of one tower; all are trained, or adapters.
     """
     if not isinstance(params, Adapted):
         prepared = flatten_dict(trunk.prepare(params))

@@ -22,7 +22,7 @@ from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
 from qrag_jax.models.compute.dropout import TokenDropout, row_digests, token_digests, trunk_keys
-from qrag_jax.models.compute.lora import Adapted, Leaves, trainable, without_key
+from qrag_jax.models.compute.lora import Adapted, Leaves, trainable
 from qrag_jax.models.compute.packing import (
     Blocks,
     Layout,
@@ -97,18 +97,22 @@ class _Rows(NamedTuple):
 
 
 def embed_rows(
-    encoder: TextEncoder, blocks: Blocks, params: Params, token_rows: TokenRows
+    encoder: TextEncoder,
+    blocks: Blocks,
+    params: Params,
+    token_rows: TokenRows,
+    dropout_key: jax.Array | None = None,
 ) -> tuple[jax.Array, jax.Array]:
     """N rows → float32 `[N, D]`, zeros for absent rows, and the tokens `[2]`.
 
-    It equals `encoder.embed(params, tokens, lengths)` on present rows, up to float rounding. If
-    `params` have a dropout key, its masks act in the trunk or on the adapters' inputs.
+    It equals `encoder.embed(params, tokens, lengths)` on present rows, up to float rounding. The
+    masks of a dropout key act in the trunk or on the adapters' inputs.
 
     The tokens are numbers of those that carry text and of those computed; in float32, because int32
     may not hold them. A repeated row counts as often as it is computed.
     """
-    module, (params, dropout) = encoder.module, _dropout(encoder, params)
-    rows = _sorted(module.mesh, blocks, token_rows)
+    module, dropout = encoder.module, _dropout(encoder, dropout_key)
+    rows = _sorted(module.mesh, token_rows)
     prepared = module.prepare(params, module.precision.products)
 
     def compute(embedded: jax.Array, pack: _Pack, place: jax.Array) -> jax.Array:
@@ -132,14 +136,14 @@ def pull_back(
     params: Params | Adapted,
     token_rows: TokenRows,
     cotangents: jax.Array | Callable[[jax.Array, Any], jax.Array],
+    dropout_key: jax.Array | None = None,
     *,
     of_rows: Any = None,
 ) -> tuple[Params, jax.Array, jax.Array]:
     """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`, in float32.
 
-    For `Adapted` params it is the gradient with respect to the adapters. If `params` have a dropout
-    key, its masks act. Devices along `data` add up gradients of their own, which are summed once,
-    at the end.
+    For `Adapted` params it is the gradient with respect to the adapters. Devices along `data` add
+    up gradients of their own, which are summed once, at the end.
 
     Args:
         params: of one tower, or a base with the adapters of one tower.
@@ -147,15 +151,16 @@ def pull_back(
         cotangents: `[N, D]`. A row that occurs twice is pulled back once, with their sum. Or, where
             they depend on the embeddings, (embeddings `[R, D]`, the values of their rows `[R, …]`,
             zeros if there is no row) → `[R, D]`. Then a row that occurs twice is computed twice.
+        dropout_key: as in `embed_rows`.
         of_rows: for a function, values of each row, a pytree of `[N, …]`.
 
     Returns:
         The gradient, the embeddings `[N, D]` and the tokens as those of `embed_rows`.
     """
-    rows = _sorted(encoder.module.mesh, blocks, token_rows, repeats=callable(cotangents))
+    rows = _sorted(encoder.module.mesh, token_rows, repeats=callable(cotangents))
     if not callable(cotangents):
         of_rows = add_rows(jnp.zeros_like(cotangents), rows.first, cotangents)
-    params, dropout = _dropout(encoder, params)
+    dropout = _dropout(encoder, dropout_key)
     trained, frozen, to_stored = trainable(encoder.module, params, encoder.lora_scale)
     tables = {path: trained.pop(path) for path in ((WORDS,),) if path in trained}
     table = (frozen | tables)[WORDS,]
@@ -203,28 +208,20 @@ def pull_back(
     return to_stored(of_layers | of_tables), rows.in_order(total[2]), count
 
 
-def _dropout(
-    encoder: TextEncoder, params: Params | Adapted
-) -> tuple[Params | Adapted, _Dropout | None]:
-    """The parameters without their dropout key, and what it drops; None: they have no key."""
-    params, key = without_key(params)
+def _dropout(encoder: TextEncoder, key: jax.Array | None) -> _Dropout | None:
     if key is None:
-        return params, None
+        return None
     keys = trunk_keys(key, encoder.module.config.num_hidden_layers)
     shares: Any = {"hidden": encoder.dropout, "attention": encoder.attention_dropout}
-    return params, partial(TokenDropout, keys=keys, adapters=encoder.lora_dropout, **shares)
+    return partial(TokenDropout, keys=keys, adapters=encoder.lora_dropout, **shares)
 
 
-def _sorted(
-    mesh: Mesh | None, blocks: Blocks, token_rows: TokenRows, *, repeats: bool = False
-) -> _Rows:
+def _sorted(mesh: Mesh | None, token_rows: TokenRows, *, repeats: bool = False) -> _Rows:
     """Sorts rows by length, sets the length of repeated rows to 0, and deals them to devices.
 
     `repeats`: keep repeated rows as they are.
     """
     tokens, lengths = everywhere(mesh, tuple(token_rows))
-    if tokens.shape[1] > blocks.lengths[-1]:
-        raise ValueError(f"rows of {tokens.shape[1]} tokens exceed the lengths {blocks.lengths}")
     tokens = jnp.where(jnp.arange(tokens.shape[1])[None] < lengths[:, None], tokens, 0)
     first = jnp.arange(len(tokens)) if repeats else first_of_its_kind(tokens, lengths)
     lengths = jnp.where(first == jnp.arange(len(first)), lengths, 0)

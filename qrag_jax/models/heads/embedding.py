@@ -41,10 +41,10 @@ class TextEncoder:
     chunk_prefix: tuple[int, ...] = ()
     # factor on the product of an adapter's two matrices, if there are adapters
     lora_scale: float = 1.0
-    # share of an adapter's inputs that is dropped if there is a dropout key
+    # Shares that a pass with a dropout key drops: of an adapter's inputs, and of the trunk's hidden
+    # states and attention weights
     lora_dropout: float = 0.0
-    dropout: float = 0.0  # share of hidden states that the trunk drops if there is a dropout key
-    # share of attention weights that it drops if there is a dropout key
+    dropout: float = 0.0
     attention_dropout: float = 0.0
 
     def drops(self, adapted: bool) -> bool:
@@ -72,7 +72,6 @@ class TextEncoder:
         """Selects one of several towers stacked on axis 0; its layers stay stacked.
 
         If only adapters are stacked on axis 0, they are put next to the kernels of the shared base.
-        The result contains the tower's dropout key if there is one.
         """
         return self.alone(of_tower(params, number))
 
@@ -83,7 +82,7 @@ class TextEncoder:
     def embed(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
         """tokens `[B, L]` padded on the right, lengths `[B]` → float32 embeddings `[B, D]`.
 
-        `params` are stacked and have no dropout keys. A row of length 0 yields zeros.
+        `params` are stacked. A row of length 0 yields zeros.
         """
         prepared = self.module.prepare(params)
         layout = padded_layout(lengths, tokens.shape[1])
