@@ -326,11 +326,9 @@ def token_episodes(policy: TokenPolicy, batch: TokenBatch, shape: BlockShape) ->
             computed = computed & np.repeat(differs, config.members)
         learned = learned & np.append(computed, False)[batch.episode][:, None]
     is_row = np.asarray(learned.any(axis=1))
-    if isinstance(config, TokenPPOConfig):
-        part = batch.episode // (number // config.minibatches)
-        parts = [is_row & (part == each) for each in range(config.minibatches)]
-    else:
-        parts = [is_row]
+    minibatches = getattr(config, "minibatches", 1)
+    part = batch.episode // (number // minibatches)
+    parts = [is_row & (part == each) for each in range(minibatches)]
     batches = [batch._replace(log_prob_mask=batch.log_prob_mask & rows[:, None]) for rows in parts]
     found = token_blocks(batches, shape, policy.row_devices)
     blocks: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *found)

@@ -32,11 +32,6 @@ EXACT = jax.lax.Precision.HIGHEST
 _FLOAT32 = jnp.dtype(jnp.float32)
 
 
-def exact(products: jnp.dtype) -> jax.lax.Precision | None:
-    """The precision of a product of factors of this dtype: exact for float32, else the default."""
-    return EXACT if products == jnp.float32 else None
-
-
 def rounded_einsum(
     products: jnp.dtype,
     subscripts: str,
@@ -46,9 +41,8 @@ def rounded_einsum(
 ) -> jax.Array:
     """The sum of products that `jnp.einsum` names, of factors rounded to `products`."""
     one, other = one.astype(products), other.astype(products)
-    return jnp.einsum(
-        subscripts, one, other, precision=exact(products), preferred_element_type=result
-    )
+    exact = EXACT if products == jnp.float32 else None
+    return jnp.einsum(subscripts, one, other, precision=exact, preferred_element_type=result)
 
 
 class Precision(NamedTuple):
