@@ -137,10 +137,9 @@ def cases_of(row: dict[str, Any]) -> list[Case]:
         ),
         Case(
             f"{name}: products",
-            sum(row["flops"].values()) / 1e12,
+            row["flops"] / 1e12,
             "TFLOP per device",
             details=price(row)
-            | {f"{kind}, TFLOP": count / 1e12 for kind, count in row["flops"].items()}
             | {f"libtpu's {n}, loops as one round": c for n, c in row["cost"].items()},
         ),
     ]
@@ -153,7 +152,7 @@ def total(row: dict[str, Any]) -> int:
 
 def price(row: dict[str, Any]) -> dict[str, float | str]:
     """What an update's FLOPs take at `SHARE_OF_PEAK`; nothing for devices of unknown peaks."""
-    least = least_seconds(row["target"], row["flops"])
+    least = least_seconds(row["target"], row["flops"], row["dtype"])
     if least is None:
         return {}
     seconds = least / SHARE_OF_PEAK

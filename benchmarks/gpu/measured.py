@@ -221,8 +221,7 @@ def timed(name: str, program: Program, each: float = 0.0, unit: str = "ms") -> d
     median = statistics.median(seconds[1:])
     details: dict[str, float | str] = {"compiled in, s": took, "ms": 1e3 * median}
     device = jax.devices()[0]
-    flops = program.flops()
-    least = least_seconds(device.device_kind, flops)
+    least = least_seconds(device.device_kind, program.flops, program.dtype)
     if least is not None:
         details["share of peak"] = least / median
     peak = (device.memory_stats() or {}).get("peak_bytes_in_use")

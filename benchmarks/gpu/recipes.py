@@ -312,6 +312,6 @@ def search_program(corpus: Corpus, mesh: Mesh, *, on_cpu: bool) -> Program:
     vectors: Any = jax.ShapeDtypeStruct((rows, corpus.width), jnp.bfloat16)
     allowed: Any = jax.ShapeDtypeStruct((rows,), jnp.bool_)
     queries = jax.ShapeDtypeStruct((corpus.queries, corpus.width), jnp.float32)
-    return Program(
-        "search", make_search(mesh, plan, False), (queries, Part(vectors, None, allowed))
-    )
+    arguments = queries, Part(vectors, None, allowed)
+    flops = 2.0 * corpus.queries * rows * corpus.width
+    return Program("search", make_search(mesh, plan, False), arguments, flops, "bfloat16")

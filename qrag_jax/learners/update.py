@@ -81,6 +81,11 @@ class Learner:
             **further,
         )
 
+    @property
+    def gradient_passes(self) -> int:
+        """Forward passes that cost as much as a gradient; frozen weights have none of their own."""
+        return 3 if self.base_shardings is None else 2
+
     def on_mesh(self, spec: PartitionSpec) -> NamedSharding:
         """The sharding of an array that is split so."""
         return NamedSharding(self.mesh, spec)
@@ -249,6 +254,13 @@ class PerAction(NamedTuple):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PolicyLearner(Learner):
     """A policy whose actions have log-probabilities, and perhaps a critic."""
+
+    @property
+    def update_passes(self) -> int:
+        """Forward passes over a batch that cost as much as an update."""
+        config, critic = self.config, isinstance(self.config, PPOConfig)
+        gradients = (1 + critic) * getattr(config, "epochs", 1) * self.gradient_passes
+        return gradients + critic + bool(getattr(config, "kl_weight", 0.0))
 
     @abc.abstractmethod
     def gradient(self, learned: Critic, base: Params | None, part: Any) -> tuple[Critic, Sums]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -15,7 +14,6 @@ from qrag_jax.models.compute.ragged import BlockShapes
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.rollouts.chunks import Actor, RolloutConfig, widths_of
-from qrag_jax.runtime.aot import Loops
 from qrag_jax.runtime.platform import Platform
 
 # Tokens computed at a time: as many as a CPU's caches hold, or as an accelerator needs to be busy.
@@ -78,41 +76,10 @@ def _of_all(stores: Sequence[TokenStore], name: str) -> np.ndarray:
     return np.concatenate([getattr(store, name) for store in stores])
 
 
-# ---------------------------------------------------------------- rounds
-# The loops over blocks (`models.compute.ragged`) end when all rows are computed, so a compiled
-# program does not tell their rounds. FLOPs are estimated from mean lengths, as if blocks were full.
-
-
-def loop_rounds(
-    actor: Actor, shape: EpisodeShape, stores: Sequence[TokenStore], questions: int
-) -> Loops:
-    """Each loop of playing and learning, by the number and width of its rows.
-
-    Of so many questions on a device; no text is taken for a repeated one, and no episode ends
-    early. Learning has as many rows of chunks as of states, and takes the mean of both.
-    """
-    encoder, rollout, shapes = actor.encoder, actor.config, actor.block_shapes
-    histograms = _histograms(rollout, encoder, shape, stores)
-    chunk, state, both = (float(np.average(range(len(h)), weights=h)) for h in histograms)
-    widths, learned = widths_of(rollout, encoder, shape), rollout.max_steps * questions
-    present = questions * float(_of_all(stores, "chunk_counts").mean())
-    learning = rounds_of(shapes.gradients, learned * both)
-    return {
-        (questions * (shape.chunks + rollout.stop_action), widths.chunk): rounds_of(
-            shapes.chunks, present * chunk
-        ),
-        (learned, min(widths)): learning,
-        (learned, max(widths)): learning,
-        (questions, widths.state): rounds_of(shapes.states, questions * state),
-    }
-
-
-def rounds_of(blocks: Blocks, tokens: float) -> list[float]:
-    """How often a loop computes each block for so many tokens, with rows of all lengths alike.
-
-    It computes the smallest block that holds them, or as many of the largest.
-    """
-    size = int(np.searchsorted(blocks.tokens[:-1], tokens))
-    rounds = np.zeros((len(blocks.tokens), len(blocks.lengths)))
-    rounds[size] = math.ceil(tokens / blocks.tokens[size]) / len(blocks.lengths)
-    return rounds.ravel().tolist()
+def mean_rows(
+    actor: Actor, shape: EpisodeShape, stores: Sequence[TokenStore]
+) -> tuple[float, float, float]:
+    """The mean number of a question's chunks, and the mean tokens of a chunk and of a state."""
+    chunks, states, _ = _histograms(actor.config, actor.encoder, shape, stores)
+    chunk, state = (float(np.average(range(len(h)), weights=h)) for h in (chunks, states))
+    return float(_of_all(stores, "chunk_counts").mean()), chunk, state

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -216,106 +214,29 @@ class PeakMemory:
 
 
 # ---------------------------------------------------------------------- products
-# FLOPs come from the shapes of a traced function: padding and what is computed twice count. Scans
-# are multiplied; of loops over blocks of rows (`models.compute.ragged`) the caller says how often
-# they take each branch.
 
-TF32 = "tf32"
 # FLOP/s of products by the type of their factors: NVIDIA's data sheets of the H100 and H200 (SXM)
 # and the A100 (80 GB, SXM), without sparsity.
-_HOPPER = {"bf16": 989e12, "f16": 989e12, TF32: 495e12, "f32": 67e12}
-_AMPERE = {"bf16": 312e12, "f16": 312e12, TF32: 156e12, "f32": 19.5e12}
-PEAKS = {"h100": _HOPPER, "h200": _HOPPER, "a100": _AMPERE}
-# What an H200 reached on 2026-11-27: 0.26 in HARR's updates, 0.27 in Q-RAG's, 0.38 in RLVR's.
-# Times and prices take the lowest.
+_HOPPER = {"bfloat16": 989e12, "float32": 67e12}
+PEAKS = {"h100": _HOPPER, "h200": _HOPPER, "a100": {"bfloat16": 312e12, "float32": 19.5e12}}
+# What an H200 reached on 2026-11-27: 0.26 in HARR's updates, 0.27 in Q-RAG's, 0.38 in RLVR's, with
+# what is computed twice counted. Times and prices take the lowest.
 SHARE_OF_PEAK = 0.26
 
 
-# How often a loop takes each of its branches, by the rows `[N, L]` that it carries.
-Loops = Mapping[tuple[int, int], Sequence[float]]
-
-
-def least_seconds(device_kind: str, flops: Mapping[str, float]) -> float | None:
-    """Seconds of so many FLOPs, by type, at the peak of a device; None: its peak is unknown.
+def least_seconds(device_kind: str, flops: float, dtype: str) -> float | None:
+    """Seconds of so many FLOPs at the peak of a device; None: its peak is unknown.
 
     Args:
         device_kind: JAX's name of it, such as "NVIDIA H100 80GB HBM3". The slower cards of the
             same names, for PCIe, are unknown.
+        dtype: of the factors.
     """
     words = device_kind.lower().replace("-", " ").split()
     peaks = next((PEAKS[word] for word in words if word in PEAKS), None)
     if peaks is None or {"pcie", "nvl"} & set(words):
         return None
-    return sum(count / peaks.get(dtype, peaks["f32"]) for dtype, count in flops.items())
-
-
-def product_flops(jaxpr: Any, devices: int = 1, loops: Loops | None = None) -> dict[str, float]:
-    """FLOPs of one run's matrix products on one device, by the type of their factors.
-
-    That is "bf16", "f32" and so on; "tf32" are float32 factors that a GPU may round.
-
-    Args:
-        jaxpr: of a traced function, `jitted.trace(…).jaxpr`.
-        devices: over which products outside of a shard_map are split.
-        loops: the branches of loops without a known count; others take one round, and all
-            branches of one alike.
-    """
-    total: dict[str, float] = collections.defaultdict(float)
-
-    def add(jaxpr: Any, times: float, shares: Sequence[float] = ()) -> None:
-        for eqn in jaxpr.eqns:
-            name, params, inner = eqn.primitive.name, eqn.params, inner_of(eqn)
-            if name == "dot_general":
-                (axes, _), _ = params["dimension_numbers"]
-                left = eqn.invars[0].aval
-                count = 2.0 * eqn.outvars[0].aval.size * math.prod(left.shape[n] for n in axes)
-                # XLA lets a GPU round float32 factors unless the program asks for the highest.
-                rounded = left.dtype == "float32" and "HIGHEST" not in str(params["precision"])
-                total[TF32 if rounded else left.dtype.name.replace("float", "f")] += times * count
-            elif name.startswith("dot_product_attention"):
-                dtype = eqn.invars[0].aval.dtype.name.replace("float", "f")
-                total[dtype] += times * _attention(eqn)
-            elif name == "while":
-                counts = next((known[rows] for rows in rows_of(eqn) if rows in known), ())
-                rounds = sum(counts) or 1.0
-                add(params["body_jaxpr"], times * rounds, [count / rounds for count in counts])
-            elif name == "cond":
-                even = [1 / len(inner)] * len(inner)
-                taken = shares if len(shares) == len(inner) else even
-                for share, branch in zip(taken, inner, strict=True):
-                    add(branch, times * share)
-            else:
-                parts = devices if name == "shard_map" else params.get("length", 1)
-                for each in inner:
-                    add(each, times * parts, () if name == "scan" else shares)
-
-    known = loops or {}
-    add(jaxpr, 1 / devices)
-    return dict(total)
-
-
-def inner_of(eqn: Any) -> list[Any]:
-    """The jaxprs that an equation runs."""
-    values = (each if isinstance(each, tuple | list) else [each] for each in eqn.params.values())
-    return [each for several in values for each in several if hasattr(each, "eqns")]
-
-
-def rows_of(eqn: Any) -> set[tuple[int, int]]:
-    """What may be the rows of a loop: tokens `[…, N, L]` whose lengths `[…, N]` it carries, too."""
-    carried = {value.aval.shape for value in eqn.invars if value.aval.dtype.name == "int32"}
-    return {shape[-2:] for shape in carried if len(shape) > 1 and shape[:-1] in carried}
-
-
-def _attention(eqn: Any) -> float:
-    """cuDNN's attention: two products forward, five backward, of scores `[B, H, Q, K]`, width d.
-
-    Padded rows count in full, as if the kernel computed them. A causal mask halves the scores (Dao
-    et al., arXiv 2205.14135, count alike).
-    """
-    query, key = (value.aval for value in eqn.invars[:2])  # [B, Q, H, d] and [B, K, H, d]
-    products = 5 if "bwd" in eqn.primitive.name else 2
-    flops = 2.0 * products * query.size * key.shape[1]
-    return flops / 2 if "CAUSAL" in str(eqn.params["mask_type"]) else flops
+    return flops / peaks[dtype]
 
 
 # ---------------------------------------------------------------------- dry runs
@@ -330,16 +251,16 @@ class Program(NamedTuple):
     name: str
     function: Any
     arguments: tuple[Any, ...]
-    loops: Callable[[], Loops] = dict  # the branches of its loops over blocks, for its FLOPs
-
-    def flops(self, devices: int = 1) -> dict[str, float]:
-        return product_flops(self.function.trace(*self.arguments).jaxpr, devices, self.loops())
+    # FLOPs of its matrix products on all devices together, by the model's sizes and the tokens;
+    # and the type of their factors
+    flops: float
+    dtype: str
 
 
 def program_lines(
     programs: Sequence[Program], devices: Sequence[jax.Device], target: Target | None
 ) -> Iterator[str]:
-    """Compiles each program for these devices, and says its memory, and FLOPs if the peak is known.
+    """Compiles each program for these devices; says memory, FLOPs and, of known peaks, time.
 
     `target` is the kind of devices that are only described.
     """
@@ -349,13 +270,12 @@ def program_lines(
         total, needs = _memory(program.function.lower(*program.arguments).compile())
         largest = max(largest, total)
         yield f"  {program.name}: {needs}, compiled in {time.monotonic() - before:.1f} s"
-        if least_seconds(kind, {}) is not None:
-            flops = program.flops(len(devices))
-            least = least_seconds(kind, flops) or 0.0
-            yield (
-                f"    products of {sum(flops.values()) / 1e12:.3g} TFLOP per device: "
-                f"{1e3 * least / SHARE_OF_PEAK:.3g} ms at {SHARE_OF_PEAK:.0%} of the peak"
-            )
+        flops = program.flops / len(devices)
+        least, time_of = least_seconds(kind, flops, program.dtype), ""
+        if least is not None:
+            milliseconds = 1e3 * least / SHARE_OF_PEAK
+            time_of = f": {milliseconds:.3g} ms at {SHARE_OF_PEAK:.0%} of the peak"
+        yield f"    products of {flops / 1e12:.3g} TFLOP per device{time_of}"
     yield f"{len(programs)} programs, each compiled once for {len(devices)} {kind} device(s)"
     if target is not None:
         yield fit(largest, target)

@@ -10,7 +10,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -52,7 +51,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus, names_of
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.index_folder import CORPUS, EXACT, version
 from qrag_jax.rollouts import pool_search
-from qrag_jax.rollouts.block_shapes import blocks_of, rounds_of
+from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, questions_at
 from qrag_jax.rollouts.pool_search import HopBatch, Rewarded, StateRows
 from qrag_jax.rollouts.schedule import Counts, draw_keys
@@ -61,7 +60,7 @@ from qrag_jax.rollouts.token_episodes import HOPELESS, AgentRollout, Asks, Episo
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.aot import Calls, Program
 from qrag_jax.runtime.interrupt import StopSignal, wait_for
-from qrag_jax.runtime.mesh import host_mesh, make_mesh, row_devices, shard_batch, shardings_of
+from qrag_jax.runtime.mesh import host_mesh, make_mesh, shard_batch, shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import check_split, save_config
@@ -171,11 +170,10 @@ class Harr:
         nothing = [Rewarded((), None)] * self.config.episodes
         batch = pool_search.hop_batch(nothing, self._shape, self.config.policy)
         batch = jax.eval_shape(lambda arrays: arrays, batch)
-        episodes = self.config.episodes // math.prod(row_devices(self.mesh))
-        rows, longest = episodes * self._shape.hops, self._shape.tokens
-        rounds = rounds_of(self.learner.blocks, rows * (longest + 1) / 2)  # all lengths as likely
-        loops = {(rows, longest): rounds}
-        return [Program("update", self._update, (state, batch, *self.base), lambda: loops)]
+        trunk, rows = self.inputs.encoder.trunk, self.config.episodes * self._shape.hops
+        flops = self.learner.update_passes * trunk.config.flops(rows, self._shape.tokens / 2)
+        arguments, dtype = (state, batch, *self.base), trunk.precision.products.name
+        return [Program("update", self._update, arguments, flops, dtype)]
 
     @cached_property
     def learner(self) -> QueryEncoder:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import math
 from collections.abc import Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import jax
@@ -32,12 +31,12 @@ from qrag_jax.learners.two_towers import PQNGradient
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
-from qrag_jax.rollouts.block_shapes import choose_block_shapes, loop_rounds
+from qrag_jax.rollouts.block_shapes import choose_block_shapes, mean_rows
 from qrag_jax.rollouts.chunks import Actor, check_fit
 from qrag_jax.rollouts.experience import Batches, Deferred, Experience, ScoredEpisodes, Staged
-from qrag_jax.runtime.aot import Calls, Loops, Program
+from qrag_jax.runtime.aot import Calls, Program
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import make_mesh, row_devices
+from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import check_split, save_config
@@ -186,31 +185,39 @@ class QRag:
 
     def programs(self) -> list[Program]:
         towers, inputs, config, base = self.towers, self.inputs, self.config, self._base
-        state = towers.parts.shapes(inputs.encoder.trained)
-        batch, size = inputs.batch_shapes(config.train.batch_size), config.eval.batch_size
-        loops = partial(self._loops, config.train.batch_size // config.train.accumulation)
-        scored = self._whole(state.params), inputs.batch_shapes(size)
+        state, size = towers.parts.shapes(inputs.encoder.trained), config.eval.batch_size
+        batch, trunk = inputs.batch_shapes(config.train.batch_size), inputs.encoder.trunk
+        number, chunk, text = mean_rows(towers.actor, inputs.shape, [*inputs.stores.values()])
+        steps, flops = config.env.max_steps, trunk.config.flops
+        # Of a question: of all its chunks, and of the states and the chosen chunks of an episode.
+        chunks, states, chosen = flops(number, chunk), flops(steps, text), flops(steps, chunk)
+        play, gradient = chunks + states, towers.gradient_passes
         programs = []
-        if config.imitate:
-            shown = inputs.batch_shapes(config.imitate.batch_size)
-            programs.append(Program("imitation", self._imitation, (state, shown, *base)))
-        if PQN in config.stages:
-            learned: Any = batch
-            if not config.is_on_device:
-                number = jax.ShapeDtypeStruct((), "int32")
-                play = two_towers.make_play_step(towers), (state, batch, number, *base)
-                programs.append(Program("play", *play, loops))
-                played = jax.eval_shape(play[0], *play[1])
-                learned = ScoredEpisodes(batch, played, played.entropy, played.valid)
-            programs.append(Program("update", self._update, (state, learned, *base), loops))
-        evaluation = Program("evaluation", self._play, scored, partial(self._loops, size))
-        return [*programs, evaluation]
 
-    def _loops(self, questions: int) -> Loops:
-        """The course of the loops of a program that computes so many questions at a time."""
-        actor, inputs, stores = self.towers.actor, self.inputs, [*self.inputs.stores.values()]
-        together = questions // math.prod(row_devices(self.mesh))
-        return loop_rounds(actor, inputs.shape, stores, together)
+        def add(name: str, function: Any, arguments: tuple[Any, ...], count: int, each: float):
+            dtype = trunk.precision.products.name
+            programs.append(Program(name, function, arguments, count * each, dtype))
+
+        if config.imitate:
+            count = config.imitate.batch_size  # of two orders of the facts
+            shown, each = inputs.batch_shapes(count), (1 + gradient) * (chunks + 2 * states)
+            add("imitation", self._imitation, (state, shown, *base), count, each)
+        if PQN in config.stages:
+            count, learned = config.train.batch_size, gradient * (states + chosen)
+            episodes: Any = batch
+            if config.is_on_device:
+                learned += play * (1 if config.pqn.tau == 1 else 2)  # targets
+            else:
+                learned += play + chosen
+                arguments = state, batch, jax.ShapeDtypeStruct((), "int32"), *base
+                function = two_towers.make_play_step(towers)
+                add("play", function, arguments, count, play)
+                played = jax.eval_shape(function, *arguments)
+                episodes = ScoredEpisodes(batch, played, played.entropy, played.valid)
+            add("update", self._update, (state, episodes, *base), count, learned)
+        scored = self._whole(state.params), inputs.batch_shapes(size)
+        add("evaluation", self._play, scored, size, play)
+        return programs
 
     @cached_property
     def towers(self) -> two_towers.TwoTowers:

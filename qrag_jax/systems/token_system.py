@@ -377,8 +377,13 @@ class TokenSystem(abc.ABC, Generic[Config]):
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._longest(stage)
             )
             state = stage.policy.parts.shapes(self.inputs.model.trained)
-            arguments = (state, shapes, *self.base)
-            found.append(Program(self._program_name(stage), stage.update, arguments))
+            trunk, sampled = self.inputs.model.trunk, self._sampled(stage)
+            rows = self._size(stage) * stage.policy.config.members
+            once = trunk.config.flops(rows, self.config.sampling.room, rows * sampled)
+            arguments, dtype = (state, shapes, *self.base), trunk.precision.products.name
+            flops = stage.policy.update_passes * once
+            name = self._program_name(stage)
+            found.append(Program(name, stage.update, arguments, flops, dtype))
         return found[::-1]
 
     @staticmethod

@@ -189,6 +189,7 @@ def test_a_dry_run_knows_every_program(opened: Any) -> None:
     assert programs
     for program in programs:
         found = jax.eval_shape(program.function, *program.arguments)
+        assert program.flops > 0
         if program.name.startswith("update"):
             state, metrics = found
             assert {"loss", "skipped"} <= metrics.keys()

@@ -21,7 +21,6 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.row_log import differing
 from qrag_jax.models.first_encoder import prepare_encoder
-from qrag_jax.runtime.aot import inner_of, rows_of
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import flat, save_config
 from qrag_jax.systems.config import load_config
@@ -152,24 +151,6 @@ def test_each_of_several_values_is_needed_once() -> None:
     mixed = LoadedSamples({"niah": [values], "own": [KNOWN]}, [])
     with pytest.raises(InputError, match=r"config\.data\.sources"):
         with_labels(QRagConfig.of(config), mixed, dev)
-
-
-def rows_of_loops(jaxpr: Any) -> set[tuple[int, int]]:
-    found = set[tuple[int, int]]()
-    for eqn in jaxpr.eqns:
-        found |= rows_of(eqn) if eqn.primitive.name == "while" else set()
-        found |= set().union(*map(rows_of_loops, inner_of(eqn)))
-    return found
-
-
-def test_every_loop_is_known(tmp_path: Path) -> None:
-    """So that the work of each program can be counted."""
-    config = hotpotqa.get_config("tiny")
-    with Run.open(tmp_path / "run", 0.0) as run, open_system(config, run, dry=True) as system:
-        for name, function, arguments, loops in system.programs():
-            found = rows_of_loops(function.trace(*arguments).jaxpr)
-            assert found, name
-            assert found <= set(loops()), name
 
 
 # ---------------------------------------------------------------- documents of several lengths

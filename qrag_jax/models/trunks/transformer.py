@@ -185,6 +185,21 @@ class Sizes:
         """So many tokens before and behind it a token sees in local layers, and which these are."""
         return 0, ()
 
+    def flops(self, rows: float, length: float, read: float = 0.0) -> float:
+        """FLOPs of matrix products of a forward pass over rows of so many tokens.
+
+        Two for each weight and token, and attention's with padding (PaLM, arXiv 2204.02311,
+        appendix B).
+
+        Args:
+            read: tokens of which the head reads log-probabilities.
+        """
+        queries, keys = (n * self.head_dim for n in (self.num_attention_heads, self.key_heads))
+        feed_forward = (3 if self.GATED_MAP else 2) * self.intermediate_size
+        weights = self.hidden_size * (2 * (queries + keys) + feed_forward)
+        layers = self.num_hidden_layers * rows * length * (2 * weights + 4 * length * queries)
+        return layers + 2 * read * self.hidden_size * self.vocab_size
+
     @classmethod
     def from_dict(cls, config: Mapping[str, Any], where: str) -> Self:
         """Reads the fields of a parsed `config.json`; `where` names the file in errors."""
