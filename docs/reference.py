@@ -1,12 +1,13 @@
 """A hook of MkDocs (`mkdocs.yml`): pages that are written from the code when the site is built.
 
-commands.md has the help of every command, fields.md the config fields of every system, and
-contributing.md is CONTRIBUTING.md.
+commands.md has the help of every command, fields.md the config fields of every system,
+contributing.md is CONTRIBUTING.md, and notebook.md shows the cells of notebook.ipynb.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -63,7 +64,17 @@ def fields() -> str:
 
 
 def contributing() -> str:
-    return (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").replace("](docs/", "](")
+
+
+def notebook() -> str:
+    """The cells of notebook.ipynb, which itself can be downloaded."""
+    cells = json.loads((ROOT / "docs" / "notebook.ipynb").read_text(encoding="utf-8"))["cells"]
+    texts = ("".join(one["source"]) for one in cells)
+    return "\n\n".join(
+        text if one["cell_type"] == "markdown" else f"```python\n{text}\n```"
+        for one, text in zip(cells, texts, strict=True)
+    )
 
 
 def cell(text: str) -> str:
@@ -74,7 +85,7 @@ def cell(text: str) -> str:
 
 
 def on_files(files: Files, config: Any, **_: Any) -> Files:
-    pages = {"commands.md": commands, "fields.md": fields, "contributing.md": contributing}
-    for name, written in pages.items():
+    for written in (commands, fields, contributing, notebook):
+        name = f"{written.__name__}.md"
         files.append(File.generated(config, name, content=written()))
     return files

@@ -126,42 +126,6 @@ def test_a_release_trains_where_there_is_no_checkout(tmp_path: Path, commands: C
     assert "config.train.steps" in done.stderr
 
 
-# -------------------------------------------------- notebook
-
-NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
-# What the test changes: a training of two steps, which does no good, so its last weights are meant.
-SMALLER = {
-    '"configs/quickstart.py"': '"configs/quickstart.py:tiny"',
-    "train --config={CONFIG}": "train --config={CONFIG} --config.train.steps=2",
-    "import Retriever": "import Retriever; from qrag_jax.systems.retriever import LoadSettings",
-    "load(RUN)": 'load(RUN, LoadSettings(checkpoint="last"))',
-}
-
-
-@pytest.mark.slow
-def test_the_notebook_runs_from_its_first_cell_to_its_last(
-    tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
-    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
-    import nbformat
-
-    book = nbformat.read(NOTEBOOK, as_version=4)
-    code = [cell for cell in book.cells if cell.cell_type == "code"]
-    for old, new in SMALLER.items():
-        assert any(old in cell.source for cell in code)
-        for cell in code:
-            cell.source = cell.source.replace(old, new)
-    for name, value in commands.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{commands.environment['PYTHONPATH']}")
-    resources = {"metadata": {"path": str(tmp_path)}}
-    nbclient.NotebookClient(book, timeout=300, kernel_name="python3", resources=resources).execute()
-    text = json.dumps([cell.outputs for cell in code])
-    assert re.findall(r"step (\d) +Q", text) == ["1", "2"]
-    assert (tmp_path / "page.html").exists()
-
-
 # -------------------------------------------------- experiments
 
 EVERY = sorted(

@@ -89,6 +89,18 @@ def test_links_files_and_fields_exist(page: Path) -> None:
         assert any(f"{field}.".startswith(f"{name}.") for field in known_fields()), name
 
 
+def test_contributing_points_at_what_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").partition("## Rules")[0]
+    for link in re.findall(r"\]\(([^)\s]+)\)", text):
+        assert (ROOT / link.partition("#")[0]).exists(), link
+    for name in re.findall(r"`((?:\w+/)+[\w.]*)`", re.sub(r"`[^`]*(?:NAME|RUN)[^`]*`", "", text)):
+        assert (ROOT / name).exists() or (ROOT / "qrag_jax" / name).exists(), name
+    pointed = text.partition("## Change one thing")[2]
+    code = "\n".join(path.read_text("utf-8") for path in (ROOT / "qrag_jax").rglob("*.py"))
+    for name in re.findall(r"`(?:[A-Z]\w+\.)?(\w+)`", pointed):
+        assert re.search(rf"\b{name}\b", code), name
+
+
 # ---------------------------------------------------------------- commands
 
 
@@ -248,3 +260,24 @@ def test_a_reader_can_run_the_page(
             steps = [int(step) for step in re.findall(r"^(\d+) -?\d+\.\d+ ", printed, re.M)]
             assert steps == [*range(1, len(steps) + 1)]
             assert len(steps) > 1
+
+
+@pytest.mark.nightly
+def test_the_notebook_runs_from_its_first_cell_to_its_last(
+    tmp_path: Path, commands: Commands, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nbclient = pytest.importorskip("nbclient", reason="nbclient is not installed")
+    pytest.importorskip("ipykernel", reason="ipykernel is not installed")
+    import nbformat
+
+    book = nbformat.read(ROOT / "docs" / "notebook.ipynb", as_version=4)
+    assert not any(cell.get("outputs") for cell in book.cells)  # none are stored
+    for name, value in commands.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PYTHONPATH", f"{ROOT}{os.pathsep}{commands.environment['PYTHONPATH']}")
+    resources = {"metadata": {"path": str(tmp_path)}}
+    nbclient.NotebookClient(book, timeout=900, kernel_name="python3", resources=resources).execute()
+    rows = json_lines(tmp_path / "runs" / "notebook" / "metrics.jsonl")
+    assert rows[-1]["step"] == 12  # the command resumed what 10 steps in the notebook began
+    *_, hits = (cell.outputs for cell in book.cells if cell.cell_type == "code")
+    assert re.findall(r"^(\d) \d\.\d+ ", "".join(each["text"] for each in hits), re.M) == ["1", "2"]

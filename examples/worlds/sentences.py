@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from qrag_jax.data.sample import Draw
@@ -41,58 +40,65 @@ FUNCTION_WORDS = frozenset(_FUNCTION_WORDS.split())
 def corpus_sentences(
     config: DroppedConfig, corpora: Iterable[Iterable[str]]
 ) -> tuple[list[str], frozenset[str]]:
-    """The different sentences of corpora to demonstrate with, and the corpora's frequent words."""
+    """The different sentences of corpora to demonstrate with, and the corpora's frequent words.
+
+    White space separates tokens, which single blanks join again; tokens without a letter or digit
+    are no words. Up to `config.together` neighbours of one text are one sentence here. Frequent
+    words, in small letters, are in more than a share `config.frequent_from` of the texts.
+    """
     sentences: dict[str, None] = {}
-    limits, every = (config.most_words, config.least_words), list[str]()
-    for texts in corpora:
-        known = [*texts]
-        every += known
+    counts: Counter[str] = Counter()
+    least, most = config.least_words, config.most_words
+    texts = 0
+    for corpus in map(list, corpora):
         for together in range(1, config.together + 1):
-            sentences |= dict.fromkeys(sentences_of(known, *limits, together))
+            for text in corpus:
+                # One iterator taken several times gives its neighbours.
+                for neighbours in zip(*[_split(text)] * together, strict=False):
+                    tokens = [token for each in neighbours for token in each]
+                    if least <= sum(map(bool, map(words_of, tokens))) <= most:
+                        sentences[" ".join(tokens)] = None
+        counts.update(word for text in corpus for word in {w.lower() for w in words_of(text)})
+        texts += len(corpus)
     if not sentences:
         raise InputError(
-            f"no corpus has a sentence of {config.least_words} to {config.most_words} words, of "
-            "which demonstrations would be; change config.dropped.least_words and most_words."
+            f"no corpus has a sentence of {least} to {most} words, of which demonstrations would "
+            "be; change config.dropped.least_words and most_words."
         )
-    return [*sentences], frequent_words(every, config.frequent_from)
+    enough = config.frequent_from * texts
+    return [*sentences], frozenset(word for word, count in counts.items() if count > enough)
 
 
 def draw_dropped(
     config: DroppedConfig, seed: int, index: int, sentence: str, frequent: frozenset[str]
 ) -> str:
-    """Demonstration `index`, from 0: the sentence without words of one kind."""
+    """Demonstration `index`, from 0: the sentence without words of one kind.
+
+    A token of that kind is dropped with a probability; if no word would be left, one, drawn
+    uniformly, is. As many numbers are drawn as there are tokens, and then one more.
+    """
     draw = Draw(seed, STREAM, index)
     kind = draw.choice(config.kinds) if len(config.kinds) > 1 else config.kinds[0]
-    is_frequent = partial(is_among, words=frequent)
-    if kind == "frequent":
-        return dropped(sentence, draw, config.frequent_share, is_frequent)
-    if kind == "rare":
-        return dropped(sentence, draw, config.rare_share, lambda token: not is_frequent(token))
-    return dropped(sentence, draw, config.share)
+    share = {"frequent": config.frequent_share, "rare": config.rare_share}.get(kind, config.share)
 
+    def of_kind(token: str) -> bool:
+        words = {word.lower() for word in words_of(token)}
+        return kind == "any" or (bool(words) and words <= frequent) == (kind == "frequent")
 
-def sentences_of(
-    texts: Iterable[str], most_words: int, least_words: int, together: int = 1
-) -> Iterator[str]:
-    """Yields the sentences of the texts that have a number of words within limits, in their order.
-
-    White space separates tokens, which single blanks join again. A sentence ends with its text or
-    with a token at whose end is a full stop, question mark or exclamation mark, perhaps before
-    quotes or brackets. Single letters and a few short forms (`Fig.`, `e.g.`) end none.
-
-    Tokens without a letter or digit are no words; `least_words` is 1 at least. `together`: so many
-    neighbours of one text are one sentence here; those left at its end none.
-    """
-    for text in texts:
-        split = iter(_split(text))
-        # One iterator taken several times gives its neighbours.
-        for neighbours in zip(*[split] * together, strict=False):
-            tokens = [token for each in neighbours for token in each]
-            if least_words <= sum(map(bool, map(words_of, tokens))) <= most_words:
-                yield " ".join(tokens)
+    tokens = sentence.split()
+    kept = [token for token in tokens if not (draw.chance(share) and of_kind(token))]
+    if any(map(words_of, kept)):
+        return " ".join(kept)
+    return draw.choice([token for token in tokens if words_of(token)])
 
 
 def _split(text: str) -> Iterator[list[str]]:
+    """The tokens of each sentence.
+
+    A sentence ends with its text or with a token at whose end is a full stop, question mark or
+    exclamation mark, perhaps before quotes or brackets. Single letters and a few short forms
+    (`Fig.`, `e.g.`) end none.
+    """
     tokens: list[str] = []
     for token in text.split():
         tokens.append(token)
@@ -103,33 +109,6 @@ def _split(text: str) -> Iterator[list[str]]:
             tokens = []
     if tokens:
         yield tokens
-
-
-def frequent_words(texts: Iterable[str], share: float) -> frozenset[str]:
-    """The words, in small letters, that more than this share of the texts have."""
-    every = [{word.lower() for word in words_of(text)} for text in texts]
-    counts = Counter(word for words in every for word in words)
-    return frozenset(word for word, count in counts.items() if count > share * len(every))
-
-
-def is_among(token: str, words: frozenset[str]) -> bool:
-    """Whether a token has words, and all of them are among these, which are in small letters."""
-    return bool(words_of(token)) and {word.lower() for word in words_of(token)} <= words
-
-
-def dropped(
-    sentence: str, draw: Draw, share: float, may: Callable[[str], bool] = lambda token: True
-) -> str:
-    """The sentence without some of its tokens; the others keep their order.
-
-    Each is dropped with probability `share`; if no word would be left, one of them, drawn
-    uniformly, is. As many numbers are drawn as there are tokens, and then one more.
-    """
-    tokens = sentence.split()
-    kept = [token for token in tokens if not (draw.chance(share) and may(token))]
-    if any(map(words_of, kept)):
-        return " ".join(kept)
-    return draw.choice([token for token in tokens if words_of(token)])
 
 
 def words_of(text: str) -> list[str]:
