@@ -60,15 +60,12 @@ class BridgeQuestion:
     """A question whose first passage names the bridge, and whose second passage has the answer.
 
     Attributes:
-        entity, bridge: names of the two entities, the titles of the two supporting passages.
         relations: for each hop, the words by which the question asks for it, in their order and
             without function words, such as "company employs".
     """
 
     id: str
     question: str
-    entity: str
-    bridge: str
     relations: tuple[str, str]
     answer: str  # a name or a number in the second supporting passage
     passages: tuple[BridgePassage, ...]  # in shuffled order
@@ -79,6 +76,11 @@ class BridgeQuestion:
         """The two passages that the question needs, in the order of the hops."""
         first, second = self.chain
         return self.passages[first], self.passages[second]
+
+    @property
+    def entity(self) -> str:
+        """The name of the entity that the question names."""
+        return self.supporting[0].title
 
     @property
     def sample(self) -> Sample:
@@ -100,16 +102,9 @@ def bridge_question(
     """The `index`-th question of a split; it depends on the arguments only."""
     puzzle = _puzzle(seed, split, index, passages)
     first, second = puzzle.chain
-    return BridgeQuestion(
-        id=f"bridge-{split}-{seed}-{index}",
-        question=puzzle.question,
-        entity=puzzle.passages[first].entity.title,
-        bridge=puzzle.passages[second].entity.title,
-        relations=_relation_words(puzzle),
-        answer=puzzle.answer,
-        passages=_passages(puzzle),
-        chain=(first, second),
-    )
+    name, relations = f"bridge-{split}-{seed}-{index}", _relation_words(puzzle)
+    known = (puzzle.answer, _passages(puzzle), (first, second))
+    return BridgeQuestion(name, puzzle.question, relations, *known)
 
 
 def bridge_questions(seed: int, split: Split, numbers: Iterable[int]) -> list[BridgeQuestion]:
@@ -196,7 +191,6 @@ class Clause(NamedTuple):
     text: str
     name: str  # of the person, as it stands in the sentence: the whole name or the first word of it
     words: str  # what the text says of the person, without function words
-    title: str  # of the passage about the person, which is another question's; the whole name
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -205,21 +199,20 @@ class TalkativeQuestion:
 
     id: str
     question: str
-    entity: str  # name of the entity that it asks about, the title of the gold passage
     relation: str  # the words by which it asks, without function words, such as "company owns"
     answer: str  # a name or a number in the gold passage
     clauses: tuple[Clause, ...]  # in the order in which they stand, before or after what is asked
-    passages: tuple[BridgePassage, ...]
-    gold: int  # position in `passages` of the one passage that is relevant
+    documents: tuple[Passage, ...]  # as a corpus has them; names are unique over splits and seeds
+    gold: int  # place in `documents` of the one that is relevant
 
     @property
-    def documents(self) -> tuple[Passage, ...]:
-        """The passages as a corpus has them; their names are unique over splits and seeds."""
-        return tuple(Passage(f"{self.id}/{p.id}", p.text, p.title, {}) for p in self.passages)
+    def entity(self) -> str:
+        """The name of the entity that it asks about."""
+        return self.documents[self.gold].title
 
     @property
     def judged(self) -> Query:
-        """The question as a query; its one relevant document is among `documents`."""
+        """The question as a query."""
         name = self.documents[self.gold].name
         return Query(self.id, self.question, ((name, 1),), (self.answer,))
 
@@ -235,29 +228,22 @@ def talkative_question(seed: int, split: Split, index: int, clauses: int = 2) ->
     wording = draw.choice(relation.questions)
     plain = wording.format(x=passage.entity.mention)
     persons = draw.shuffled(_persons(seed, split, index))[:clauses]
-    abouts = draw.shuffled(_ABOUT)
-    about_others = [_clause(draw, about, each) for about, each in zip(abouts, persons)]
+    about_others = [_clause(draw, *each) for each in zip(draw.shuffled(_ABOUT), persons)]
     before = draw.below(clauses + 1)
     inner = plain[0].lower() + plain[1:]
     sentences = [each.text for each in about_others]
     sentences.insert(before, draw.choice(_ASKED).format(plain=plain, inner=inner))
+    name = f"talkative-{split}-{seed}-{index}"
+    known = (Passage(f"{name}/{p.id}", p.text, p.title, {}) for p in _passages(puzzle))
     return TalkativeQuestion(
-        id=f"talkative-{split}-{seed}-{index}",
+        id=name,
         question=" ".join(sentences),
-        entity=passage.entity.title,
         relation=" ".join(content_words(wording.format(x=""))),
         answer=_name(passage.facts[relation]),
         clauses=tuple(about_others),
-        passages=_passages(puzzle),
+        documents=tuple(known),
         gold=gold,
     )
-
-
-def talkative_questions(
-    seed: int, split: Split, numbers: Iterable[int], clauses: int = 2
-) -> list[TalkativeQuestion]:
-    """The questions of these numbers, from 0."""
-    return [talkative_question(seed, split, number, clauses) for number in numbers]
 
 
 def talkative_parts(
@@ -269,7 +255,8 @@ def talkative_parts(
     """
 
     def questions(split: Split, count: int) -> list[TalkativeQuestion]:
-        return talkative_questions(config.made_seed, split, range(count), config.clauses)
+        how = (config.made_seed, split)
+        return [talkative_question(*how, number, config.clauses) for number in range(count)]
 
     test, count = config.made_test, config.made_test + config.held_out
     # Passages of more questions are searched, since these mention one another's persons.
@@ -301,8 +288,7 @@ def _clause(draw: Draw, about: str, passage: PuzzlePassage) -> Clause:
         relation = draw.choice(list(links))
         said = draw.choice(relation.predicates).format(o=links[relation].mention)
     text = about.format(x=shown, said=said)
-    words = " ".join(content_words(said))
-    return Clause(text[0].upper() + text[1:], name, words, passage.entity.title)
+    return Clause(text[0].upper() + text[1:], name, " ".join(content_words(said)))
 
 
 # ---------------------------------------------------------------- other names

@@ -248,18 +248,17 @@ class _Pool:
         With probability 0.5 it gets the model's kind, if that is free.
         """
         word = self.draw.choice(model.words)
-        free = [kind for kind in kinds if self._can_be_named(kind, model, word)]
+        free = [  # words of persons' names are of persons alone
+            kind
+            for kind in kinds
+            if kind == model.kind == "person"
+            or ("person" not in (kind, model.kind) and self._free_forms(kind, word))
+        ]
         if not free:
             return None
         own = model.kind in free and self.draw.chance(0.5)
         kind = model.kind if own else self.draw.choice(free)
         return self.entity(kind, word, first=word == model.words[0])
-
-    def _can_be_named(self, kind: str, model: Entity, word: str) -> bool:
-        """Whether this kind has a free name with this word of the model's name."""
-        if kind == "person" or model.kind == "person":
-            return kind == model.kind
-        return bool(self._free_forms(kind, word))
 
     def _free_forms(self, kind: str, word: str) -> list[str]:
         """Names of this kind with the word and with a free title ("the X" has the title "X")."""
@@ -320,9 +319,9 @@ class _Pool:
         self.add(entity or self.entity(kind), {})
         return True
 
-    def namesake(self, model: Entity, kinds: list[str]) -> bool:
-        """Adds an entity of one of the kinds with a word of the model's name."""
-        entity = self.named_after(model, kinds)
+    def namesake(self, model: Entity, anywhere: bool = False) -> bool:
+        """Adds an entity with a word of the model's name, of a kind that no later hop has."""
+        entity = self.named_after(model, [k for k in KINDS if anywhere or k not in self.later])
         if entity is None:
             return False
         self.add(entity, {})
@@ -355,17 +354,31 @@ class _Pool:
 
     def decoy(self, chain: list[Passage]) -> bool:
         """Adds the passage of an entity that a chain passage names in a fact that is not asked."""
-        told = {p.entity for p in self.passages}
+        known = {p.entity for p in self.passages}
         aside = [
             o
             for p in chain
             for r, o in p.facts.items()
-            if isinstance(o, Entity) and o not in told and not r.last and r not in self.asked
+            if isinstance(o, Entity) and o not in known and not r.last and r not in self.asked
         ]
         if not aside:
             return False
         self.add(self.draw.choice(aside), {})
         return True
+
+    def fill(
+        self, chunks: int, makers: Sequence[Callable[[], bool]], rival: Callable[[], bool]
+    ) -> None:
+        """Adds distractors until there are `chunks` passages.
+
+        In each round every maker has one turn and `rival` has `PLAIN`, in random order. `rival`
+        also stands in for a maker that cannot add a passage.
+        """
+        turns: list[Callable[[], bool]] = []
+        while len(self.passages) < chunks:
+            turns = turns or self.draw.shuffled([*makers, *[rival] * PLAIN])
+            if not turns.pop()():
+                rival()
 
     def puzzle(
         self, question: str, answer: str, path: tuple[Relation, ...], comparison: bool
@@ -391,19 +404,16 @@ def _bridge(draw: Draw, stream: int, hops: int, chunks: int) -> Puzzle:
     for entity, relation, target in zip(entities, path, [*entities[1:], last]):
         pool.add(entity, {relation: target})
     chain = pool.passages[:hops]
-    kinds = list(dict.fromkeys(later))
-    for kind in kinds * RIVALS:
+    for kind in [*dict.fromkeys(later)] * RIVALS:
         pool.rival(kind, entities[1:])
-    elsewhere = [kind for kind in KINDS if kind not in pool.later]
-    makers: list[Callable[[], bool]] = [
+    makers = (
         lambda: pool.colleague(chain, path),
         lambda: pool.decoy(chain),
-        lambda: pool.namesake(entities[0], elsewhere),
-        lambda: pool.namesake(draw.choice(entities[1:]), list(KINDS)),
+        lambda: pool.namesake(entities[0]),
+        lambda: pool.namesake(draw.choice(entities[1:]), anywhere=True),
         lambda: pool.reference(entities[0]),
-        *[lambda: pool.rival(draw.choice(later), entities[1:])] * PLAIN,
-    ]
-    _fill(pool, chunks, makers, lambda: pool.rival(draw.choice(later), entities[1:]))
+    )
+    pool.fill(chunks, makers, lambda: pool.rival(draw.choice(later), entities[1:]))
     phrase = entities[0].mention
     for relation in path[:-1]:
         phrase = draw.choice(relation.phrases).format(x=phrase)
@@ -439,38 +449,21 @@ def _comparison(draw: Draw, stream: int, hops: int, chunks: int) -> Puzzle:
     chain = pool.passages[:hops]
     for _ in range(RIVALS):
         pool.rival(kind, compared)
-    elsewhere = [k for k in KINDS if k not in pool.later]
-    makers: list[Callable[[], bool]] = [
-        lambda: pool.namesake(named[0], elsewhere),
-        lambda: pool.namesake(named[1], elsewhere),
+    makers = (
+        lambda: pool.namesake(named[0]),
+        lambda: pool.namesake(named[1]),
         lambda: pool.colleague(chain, path),
         lambda: pool.decoy(chain),
         lambda: pool.reference(named[0]),
         lambda: pool.reference(named[1]),
-        *[lambda: pool.rival(kind, compared)] * PLAIN,
-    ]
-    _fill(pool, chunks, makers, lambda: pool.rival(kind, compared))
+    )
+    pool.fill(chunks, makers, lambda: pool.rival(kind, compared))
     a, b = (e.mention for e in named)
     if links:
         a, b = (draw.choice(links[0].phrases).format(x=x) for x in (a, b))
     wording, greater = draw.choice(contest.contests)
     winner = compared[0] if (first > second) == greater else compared[1]
     return pool.puzzle(wording.format(a=a, b=b), winner.title, path, True)
-
-
-def _fill(
-    pool: _Pool, chunks: int, makers: list[Callable[[], bool]], otherwise: Callable[[], bool]
-) -> None:
-    """Adds distractors until there are `chunks` passages.
-
-    In each round, every maker has one turn, in random order. If a maker cannot add a passage,
-    `otherwise` is called instead.
-    """
-    turns: list[Callable[[], bool]] = []
-    while len(pool.passages) < chunks:
-        turns = turns or pool.draw.shuffled(makers)
-        if not turns.pop()():
-            otherwise()
 
 
 def puzzle_at(

@@ -244,7 +244,7 @@ def prompts_of(system: Leret, workdir: Path, stop_at: int = 0) -> tuple[tuple[Va
         agent, output = QueryAgent(prompt, inputs.agent.k, inputs.agent.stop), list[Episode]()
         for task in (start.task for start in starts):
             known: Any = QUESTIONS[task.id]
-            text = known.entity if task.hop == 1 else known.bridge
+            text = known.supporting[task.hop > 1].title
             output.append(said(agent, inputs.library, inputs.speech, task, text))
         return output
 
