@@ -66,7 +66,7 @@ test-trackers: trackers
 # Writes the numbers again that tests compare with, or ARGS of them, and prints what changed.
 pin: .venv/.installed-test
 	JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS='$(QUICK_TO_COMPILE)' $(PY) -m tests.pinned.pins $(ARGS)
-# docs/results.md and README.md's table, from the stored figures of benchmarks/results/.
+# docs/results.md and the tables of README.md and docs/which.md, from benchmarks/results/.
 results: .venv/.installed
 	$(PY) -m benchmarks.results
 

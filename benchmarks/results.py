@@ -1,4 +1,5 @@
-"""Writes docs/results.md and README.md's table from what is stored: python -m benchmarks.results
+"""Writes docs/results.md and the tables of retrievers in README.md and docs/which.md from what is
+stored: python -m benchmarks.results
 
 `benchmarks/results/SUITE/DATE-MACHINE.json` are the one home of a figure (`report.store`). `LIST`
 says which are shown: the newest one of an idle machine, or, marked, the newest of a busy one.
@@ -15,7 +16,7 @@ from typing import Any, NamedTuple
 
 from benchmarks.report import RESULTS, ROOT, markdown
 
-PAGE, README = Path("docs/results.md"), Path("README.md")
+PAGE, README, WHICH = Path("docs/results.md"), Path("README.md"), Path("docs/which.md")
 BEGIN, END = "<!-- results: written by `make results` -->", "<!-- end of results -->"
 MOST = 12  # rows of a suite
 HEADER = ("what", "value", "peer", "machine", "date")
@@ -114,7 +115,8 @@ RLVR, Qwen2.5-7B | rlvr:qwen25
 """
 
 # README.md's table: retriever | part | way of the side-by-side, whose `all@4` is shown for both
-# corpora. A line that begins with blanks continues the last one.
+# corpora. docs/which.md has the rows of `SYSTEMS` instead, and what they cost. A line that begins
+# with blanks continues the last one.
 RETRIEVERS = """
 BM25 | bm25 | untrained
 BM25, then with its first passage | bm25-twice | untrained
@@ -128,7 +130,26 @@ qrag_jax, by rewards (PQN), fused with BM25 | q_rag/pqn | trained, fused with BM
 **qrag_jax, from labels** (`imitate`) | q_rag/imitate | trained
 **the same, fused with BM25** | q_rag/imitate | trained, fused with BM25
 """
+SYSTEMS = """
+BM25 | bm25 | untrained
+BM25, then with its first passage | bm25-twice | untrained
+MiniLM | minilm | untrained
+BM25 and MiniLM | bm25+minilm | untrained
+contrastive, fused with BM25 | contrastive | trained, fused with BM25
+contrastive, twice, fused | contrastive | trained, then with its first passage, fused with BM25
+Q-RAG by PQN | q_rag/pqn | trained
+Q-RAG by PQN, fused | q_rag/pqn | trained, fused with BM25
+the same with mined negatives | q_rag/mined | trained, fused with BM25
+Q-RAG, `imitate` | q_rag/imitate | trained
+Q-RAG, `imitate`, fused | q_rag/imitate | trained, fused with BM25
+HARR, GRPO | harr/grpo | trained
+HARR, PPO | harr/ppo | trained
+DeepRetrieval, SmolLM2 | deepretrieval | trained
+LeReT, SmolLM2 | leret | trained
+RLVR, SmolLM2 | rlvr | trained
+"""
 CORPORA = {"2wiki": "2WikiMultihopQA", "hotpotqa-pooled": "HotpotQA"}
+COSTS = {"milliseconds a question": "ms", "CPU minutes of a training": "minutes"}
 
 
 def listed(text: str = LIST) -> list[Row]:
@@ -186,7 +207,7 @@ def _number(value: float | None, unit: str) -> str:
     """Three digits, and whole numbers from a thousand on; "" without a value."""
     if value is None:
         return ""
-    return f"{value:,.0f} {unit}" if abs(value) >= 1000 else f"{value:.3g} {unit}".strip()
+    return f"{value:{',.0f' if abs(value) >= 1000 else '.3g'}} {unit}".strip()
 
 
 def when_and_where(figure: dict[str, Any]) -> tuple[str, str]:
@@ -223,23 +244,35 @@ def page(rows: Sequence[Row], folder: Path = RESULTS) -> str:
     return "\n\n".join(text) + "\n"
 
 
-def with_table(readme: str, folder: Path = RESULTS) -> str:
-    """README.md's text with today's table of `RETRIEVERS` between the two marks.
+def with_table(text: str, rows: str = RETRIEVERS, folder: Path = RESULTS) -> str:
+    """The text of a page with today's table of these rows between the two marks.
 
     Raises:
         ValueError: a mark is missing.
     """
-    if BEGIN not in readme or END not in readme:
-        raise ValueError(f"README.md lacks {BEGIN} or {END}")
-    figures = newest("quality", folder)
+    if BEGIN not in text or END not in text:
+        raise ValueError(f"the page lacks {BEGIN} or {END}")
+    figures, costs = newest("quality", folder), COSTS if rows == SYSTEMS else {}
+    header = ("retriever", *(name for one in CORPORA.values() for name in (one, *costs.values())))
     cells = []
-    for title, part, way in _split(RETRIEVERS):
-        of_row = [figures.get(f"{corpus}/{part}: all@4, {way}") for corpus in CORPORA]
-        if any(of_row):
-            cells.append((title, *map(_with_interval, of_row)))
-    table = markdown(("retriever", *CORPORA.values()), cells).rstrip()
-    before, _, rest = readme.partition(BEGIN)
+    for title, part, way in _split(rows):
+        cases = [f"{corpus}/{part}: all@4, {way}" for corpus in CORPORA]
+        if any(case in figures for case in cases):
+            shown = ((_with_interval(figures.get(case)), *_costs(case, folder)) for case in cases)
+            cells.append((title, *(cell for one in shown for cell in one[: 1 + len(costs)])))
+    table = markdown(header, cells).rstrip()
+    before, _, rest = text.partition(BEGIN)
     return f"{before}{BEGIN}\n\n{table}\n\n{END}{rest.partition(END)[2]}"
+
+
+def _costs(name: str, folder: Path) -> list[str]:
+    """What a case costs by `COSTS`, of its newest figure that says so; else ""."""
+    known: dict[str, float] = {}
+    for path in sorted((folder / "quality").glob("*.json")):
+        for case in json.loads(path.read_text())["cases"]:
+            if case["case"] == name:
+                known |= {cost: case["details"][cost] for cost in COSTS if cost in case["details"]}
+    return [_number(known.get(cost), "") for cost in COSTS]
 
 
 def _with_interval(figure: dict[str, Any] | None) -> str:
@@ -251,11 +284,11 @@ def _with_interval(figure: dict[str, Any] | None) -> str:
 
 
 def main() -> int:
-    """Writes both; tells the rows of `LIST` that nothing was measured for."""
+    """Writes the pages; says which rows of `LIST` nothing was measured for."""
     rows = listed()
     (ROOT / PAGE).write_text(page(rows))
-    readme = ROOT / README
-    readme.write_text(with_table(readme.read_text()))
+    for path, shown in ((ROOT / README, RETRIEVERS), (ROOT / WHICH, SYSTEMS)):
+        path.write_text(with_table(path.read_text(), shown))
     missing = [row for row in rows if row.case not in newest(row.suite)]
     for row in missing:
         print(f"not measured: {row.suite}, {row.case}", file=sys.stderr)
