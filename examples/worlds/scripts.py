@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 
 from examples.worlds.sentences import content_words
 from examples.worlds.world import (
+    GRAMMAR,
     KINDS,
-    RELATIONS,
     Entity,
     Puzzle,
     invented_syllables,
@@ -294,6 +294,8 @@ def _clause(draw: Draw, about: str, passage: PuzzlePassage) -> Clause:
 # ---------------------------------------------------------------- other names
 
 _CAPITALISED = re.compile(r"\b[A-Z][a-z]+\b")
+# Those of the world's wording, such as "Lake", which are no invented ones.
+_OF_GRAMMAR = frozenset(_CAPITALISED.findall(GRAMMAR))
 
 
 def renaming(draw: Draw) -> Callable[[str], str]:
@@ -305,25 +307,15 @@ def renaming(draw: Draw) -> Callable[[str], str]:
     names: dict[str, str] = {}
 
     def fresh(syllables: int) -> str:
-        taken = {*names.values()} | _grammar_words()
+        taken = {*names.values()} | _OF_GRAMMAR
         while (word := invented_word(draw, 0, syllables)) in taken:
             pass
         return word
 
     def renamed(word: str) -> str:
         if word not in names:
-            syllables = 0 if word in _grammar_words() else invented_syllables(word)
+            syllables = 0 if word in _OF_GRAMMAR else invented_syllables(word)
             names[word] = fresh(syllables) if syllables else word
         return names[word]
 
     return lambda text: _CAPITALISED.sub(lambda found: renamed(found[0]), text)
-
-
-@functools.cache
-def _grammar_words() -> frozenset[str]:
-    """Capitalised words of the world's wording, such as "Lake", which are no invented ones."""
-    texts = [text for kind in KINDS.values() for text in (*kind.forms, *kind.asides)]
-    for each in RELATIONS:
-        contests = [question for question, _ in each.contests]
-        texts += [*each.predicates, *each.phrases, *each.questions, *contests]
-    return frozenset(word for text in texts for word in _CAPITALISED.findall(text))

@@ -64,7 +64,7 @@ class Relation:
 def _read_grammar(text: str) -> tuple[dict[str, Kind], tuple[Relation, ...]]:
     kinds: dict[str, Kind] = {}
     relations: list[Relation] = []
-    lines = iter([line for line in text.splitlines() if not line.startswith("#")])
+    lines = iter(text.splitlines())
     for line in lines:
         what, subject, *more = line.split()
         first, second, *third = (
@@ -83,8 +83,9 @@ def _read_grammar(text: str) -> tuple[dict[str, Kind], tuple[Relation, ...]]:
     return kinds, tuple(relations)
 
 
-_GRAMMAR = Path(__file__).with_name("grammar.txt").read_text(encoding="utf-8")
-KINDS, RELATIONS = _read_grammar(_GRAMMAR)
+_FILE = Path(__file__).with_name("grammar.txt").read_text(encoding="utf-8")
+GRAMMAR = re.sub(r"^#.*\n", "", _FILE, flags=re.M)  # without its comments
+KINDS, RELATIONS = _read_grammar(GRAMMAR)
 _ENGLISH = frozenset(
     word
     for text in (
@@ -179,7 +180,6 @@ class Puzzle:
     Attributes:
         chain: positions in `passages` of the supporting ones, in the order of the hops.
         path: the relation that is asked of each supporting passage.
-        comparison: whether the question compares two entities instead of following one chain.
     """
 
     question: str
@@ -187,7 +187,6 @@ class Puzzle:
     passages: tuple[Passage, ...]
     chain: tuple[int, ...]
     path: tuple[Relation, ...]
-    comparison: bool
 
 
 @functools.cache
@@ -380,15 +379,12 @@ class _Pool:
             if not turns.pop()():
                 rival()
 
-    def puzzle(
-        self, question: str, answer: str, path: tuple[Relation, ...], comparison: bool
-    ) -> Puzzle:
+    def puzzle(self, question: str, answer: str, path: tuple[Relation, ...]) -> Puzzle:
         """Shuffles the passages. The first ones added, one per relation, are the chain."""
         order = self.draw.shuffled(range(len(self.passages)))
         chain = tuple(order.index(k) for k in range(len(path)))
         passages = tuple(self.passages[i] for i in order)
-        capital = question[0].upper() + question[1:]
-        return Puzzle(capital, answer, passages, chain=chain, path=path, comparison=comparison)
+        return Puzzle(question[0].upper() + question[1:], answer, passages, chain, path)
 
 
 def _bridge(draw: Draw, stream: int, hops: int, chunks: int) -> Puzzle:
@@ -418,7 +414,7 @@ def _bridge(draw: Draw, stream: int, hops: int, chunks: int) -> Puzzle:
     for relation in path[:-1]:
         phrase = draw.choice(relation.phrases).format(x=phrase)
     question = draw.choice(path[-1].questions).format(x=phrase)
-    return pool.puzzle(question, last.title if isinstance(last, Entity) else str(last), path, False)
+    return pool.puzzle(question, last.title if isinstance(last, Entity) else str(last), path)
 
 
 def _comparison(draw: Draw, stream: int, hops: int, chunks: int) -> Puzzle:
@@ -463,7 +459,7 @@ def _comparison(draw: Draw, stream: int, hops: int, chunks: int) -> Puzzle:
         a, b = (draw.choice(links[0].phrases).format(x=x) for x in (a, b))
     wording, greater = draw.choice(contest.contests)
     winner = compared[0] if (first > second) == greater else compared[1]
-    return pool.puzzle(wording.format(a=a, b=b), winner.title, path, True)
+    return pool.puzzle(wording.format(a=a, b=b), winner.title, path)
 
 
 def puzzle_at(
