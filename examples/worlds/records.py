@@ -130,16 +130,14 @@ def records(
 
 def hops(puzzle: Puzzle) -> list[Record]:
     """The question taken apart, in the world's own wording; `#1` is the answer of the first hop."""
-    found: list[Entity | int] = []
+    earlier: dict[Entity | int, str] = {}  # the answer of a hop → its number
     apart = []
-    for place, relation in zip(puzzle.chain, puzzle.path):
+    for hop, (place, relation) in enumerate(zip(puzzle.chain, puzzle.path), 1):
         passage = puzzle.passages[place]
-        subject = passage.entity.mention
-        if any(each is passage.entity for each in found):
-            subject = f"#{next(i for i, each in enumerate(found, 1) if each is passage.entity)}"
+        subject = earlier.get(passage.entity, passage.entity.mention)
         text = relation.questions[0].format(x=subject)
         value = passage.facts[relation]
-        found.append(value)
+        earlier.setdefault(value, f"#{hop}")
         answer = value.title if isinstance(value, Entity) else str(value)
         apart.append({"question": text[0].upper() + text[1:], "answers": [answer]})
     return apart
