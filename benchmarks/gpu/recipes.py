@@ -26,6 +26,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 from safetensors.numpy import save_file
 
+from benchmarks import DATA, INVENTED
 from benchmarks.report import ROOT
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.precision import precision
@@ -41,7 +42,6 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import find_minilm
 
 CPU, REFUSED = "cpu", 2  # a target; a child's status if packages are missing
-DATA = Path(os.environ.get("QRAG_DATA", "../shared/data"))
 WORDS = "Who wrote the book that the film of the same name was made from ?"
 _DRAWN = 1_000_003  # a prime, so that no two rows of a matrix are alike
 
@@ -98,9 +98,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "Qwen/Qwen2.5-7B-Instruct": _decoder("qwen2", 152064, 3584, 28, (28, 4), 18944),
     "meta-llama/Meta-Llama-3-8B-Instruct": _decoder("llama", 128256, 4096, 32, (32, 8), 14336),
 }
-
-
-INVENTED = "examples/worlds/records.py:large_hotpotqa"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,14 +21,12 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
-from benchmarks import report
+from benchmarks import DATA, report
 from benchmarks.quality import corpora, figures, rankings
 from benchmarks.quality.parts import PARTS, QUICK, Part
 from benchmarks.quality.runner import Kept
 from benchmarks.report import Case
 from qrag_jax.errors import InputError
-
-DATA = Path(os.environ.get("QRAG_DATA", "../shared/data"))
 
 
 def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:

@@ -1,90 +1,79 @@
 """Q-RAG's update against PyTorch: same questions, weights, optimizer.
 
-HotpotQA's records come from the folder QRAG_DATA; without them, and in quick sizes, questions are
-invented. The peer (`tests.support.torch_pqn`) computes whole batches; chunks in one padded batch or
-in mini-batches sorted by length, of which the faster counts.
+Our side is the training that train.py opens. HotpotQA's records come from the folder QRAG_DATA;
+without them, and in quick sizes, questions are invented. The peer (`tests.support.torch_pqn`)
+computes whole batches, chunks in mini-batches sorted by length.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import cache
-from pathlib import Path
-from typing import NamedTuple
 
+import jax
 import numpy as np
 
+from benchmarks import DATA, INVENTED
 from benchmarks.report import Case
-from benchmarks.speed import ours
-from benchmarks.speed.measure import OURS, Program, Setting, beside
+from benchmarks.speed.measure import OURS, Setting, beside
 from configs import hotpotqa
-from qrag_jax.runtime.pretrained_files import find_minilm
+from qrag_jax import systems
+from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime.run import Run
 from tests.support.torch_pqn import BatchedPeer
 
-PEERS = {"PyTorch, padded": False, "PyTorch, length-sorted": True}
-
-
-class Task(NamedTuple):
-    """What all cases share; `questions` of a batch."""
-
-    texts: ours.Texts
-    encoder: ours.Encoder
-    questions: int
-
-
-@cache
-def task_of(setting: Setting) -> Task:
-    """MiniLM, or random weights of its sizes, and questions; quick: two layers, few questions."""
-    gpu, quick = setting.device == "cuda", setting.quick
-    minilm: Path | None = find_minilm()
-    given = hotpotqa.get_config("minilm")
-    with given.unlocked():
-        given.stages = ("pqn",)
-        given.encoder.update(normalise=False, scale=0.1, **setting.blocks)  # as PyTorch's towers
-    data, count = ("invented", 128) if quick else ("hotpotqa", 2048)
-    config, samples, origin = ours.read_texts(given, data, count, setting.folder)
-    tokenizer = ours.load_tokenizer(minilm, samples, setting.folder / "tokenizer")
-    texts = ours.load_texts(config, samples, origin, tokenizer)
-    if minilm is not None and not quick:
-        encoder = ours.genuine_minilm(minilm, config)
-    else:
-        sizes, name = (ours.SMALL, "1 layer, 32 wide") if quick else (ours.MINILM, "MiniLM sizes")
-        encoder = ours.random_encoder(sizes, name, tokenizer, config)
-    return Task(texts, encoder, 2 if quick else 256 if gpu else 16)
+STOP = StopSignal()
 
 
 def update_cases(setting: Setting) -> Iterator[Case]:
-    """States that PQN learns from in a second."""
-    texts, encoder, questions = task_of(setting)
-    training = ours.Training(texts, encoder)
-    settings = ours.peer_settings(texts, encoder)
-    batches = [texts.batch(number, questions) for number in range(2 + setting.rounds)]
-    states: dict[str, list[float]] = {name: [] for name in (OURS, *PEERS)}
+    """States that PQN learns from in a second, by MiniLM; quick: by one tiny layer."""
+    gpu, quick = setting.device == "cuda", setting.quick
+    questions, name = 2 if quick else 256 if gpu else 16, "tiny" if quick else "MiniLM"
+    config = hotpotqa.get_config(name.lower())
+    with config.unlocked():
+        config.stages = ("pqn",)
+        # As PyTorch's towers.
+        config.encoder.update(normalise=False, scale=0.1, **setting.blocks)
+        config.encoder.dtype = "bfloat16" if gpu else "float32"
+        if not quick:
+            found = (DATA / "hotpotqa").exists()
+            config.data.path = str(DATA / "hotpotqa") if found else INVENTED
+        config.data.update(cache=str(setting.folder), limit=128 if quick else 2048)
+        config.train.update(batch_size=questions, accumulation=1)
+    systems.check(config)
+    with Run.open(setting.folder / "q_rag", 0.0) as run, systems.open_system(config, run) as system:
+        state, experience = system.first_state(), system.experience(run, STOP)
+        taken, params = system.config, jax.tree.map(np.asarray, state.params)
+        peer = BatchedPeer(
+            system.inputs.encoder.encoder,
+            params,
+            *(taken.rollout, taken.pqn, taken.optimizer, taken.reward),
+            device=setting.device,
+        )
+        batches = [experience.next(state, n, STOP) for n in range(2 + setting.rounds)]
+        arrays = [jax.tree.map(np.array, batch) for batch in batches]
+        learned: dict[str, list[float]] = {OURS: [], "PyTorch": []}
 
-    def mine(number: int) -> None:
-        states[OURS].append(training.step(batches[number])["env_steps"])
+        def ours(number: int) -> None:
+            nonlocal state
+            state, metrics = system.update(state, batches[number])
+            learned[OURS].append(float(metrics["env_steps"]))
 
-    def of_peer(name: str, sort: bool) -> Program:
-        peer = BatchedPeer(settings, encoder.towers(), setting.device, sort=sort)
+        def theirs(number: int) -> None:
+            learned["PyTorch"].append(peer.step(arrays[number]).transitions)
 
-        def step(number: int) -> None:
-            states[name].append(peer.step(batches[number]).transitions)
+        def amount() -> float:
+            """States of a batch; `env_steps` counts from the first batch on."""
+            states = np.diff([0.0, *learned[OURS]])
+            if not np.array_equal(states, learned["PyTorch"]):
+                raise ValueError("both sides do not learn from the same states")
+            return float(states.mean())
 
-        return step
-
-    def amount() -> float:
-        """States of a batch; `env_steps` counts from the first batch on."""
-        learned = np.diff([0.0, *states[OURS]])
-        if not all(np.array_equal(learned, states[name]) for name in PEERS):
-            raise ValueError("both sides do not learn from the same states")
-        return float(learned.mean())
-
-    yield beside(
-        setting,
-        f"Q-RAG, PQN step, {encoder.name}, {questions} questions",
-        amount,
-        "transitions/s",
-        {OURS: mine} | {name: of_peer(name, sort) for name, sort in PEERS.items()},
-        least=1.3,
-        details={"data": texts.origin},
-    )
+        yield beside(
+            setting,
+            f"Q-RAG, PQN step, {name}, {questions} questions",
+            amount,
+            "transitions/s",
+            {OURS: ours, "PyTorch": theirs},
+            least=1.3,
+            details={"data": taken.data.path},
+        )

@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks import DATA
 from benchmarks.report import Case
 from benchmarks.speed.measure import OURS, Setting, beside, calling, equal, with_details
-from benchmarks.speed.ours import DATA
 from configs import two_wiki
 from qrag_jax.data.corpora import qrels_path, read_corpus, read_qrels, read_queries
 from qrag_jax.data.records import read_records

@@ -19,16 +19,18 @@ from transformers import BertConfig as TorchBertConfig
 from transformers import BertModel
 
 from qrag_jax.data.episodes import EpisodeBatch
+from qrag_jax.feedback.facts import FactReward
 from qrag_jax.learners.config import PQNConfig
-from qrag_jax.learners.optimizers import OptimizerConfig
+from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.trunks.families import BERT_TABLE, BertConfig
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
+from tests.support.torch_encoder import pool
 
 MASKED = -1e30
-SORTED_ROWS = 32  # rows of a mini-batch where rows are sorted by length
-AT_ONCE = 1024  # rows of a batch where they are not
+SCHEDULED = 1000  # optimizer steps with a learning rate of their own; later ones have the last
+ROWS = {"cpu": 32, "cuda": 1024}  # of a mini-batch of chunks, which are sorted by length
 
 # ------------------------------------------------------------------------------ formulas
 
@@ -109,30 +111,28 @@ class Rows(NamedTuple):
 
 
 class Tower(torch.nn.Module):
-    """Masked mean of BERT's last hidden states times `scale`; autocast if ours is in bfloat16."""
+    """BERT under our encoder's pooling; autocast if ours is in bfloat16."""
 
     def __init__(self, encoder: TextEncoder, params: Params, device: torch.device) -> None:
         super().__init__()
         assert isinstance(encoder.module.config, BertConfig)
-        fields = dataclasses.asdict(encoder.module.config)
         none = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-        theirs = TorchBertConfig(**fields, **none)
+        theirs = TorchBertConfig(**dataclasses.asdict(encoder.module.config), **none)
         theirs._attn_implementation = "sdpa"
         self.model = BertModel(theirs, add_pooling_layer=False).eval()
         tensors = tensors_from_params(BERT_TABLE, params)
         self.model.load_state_dict({name: torch.tensor(array) for name, array in tensors.items()})
         self.model.to(device)
-        self.autocast = encoder.module.precision.products == jnp.bfloat16
-        self.scale, self.device = encoder.scale, device
+        self.encoder, self.device = encoder, device
 
     def forward(self, rows: Rows) -> torch.Tensor:
         """Rows of at least one token → float32 embeddings `[N, D]`."""
         inside = torch.arange(rows.tokens.shape[1], device=self.device) < rows.lengths[:, None]
+        half = self.encoder.module.precision.products == jnp.bfloat16
         # A new context per call: weights that were cast under no_grad must not be reused with grad.
-        with torch.autocast(self.device.type, torch.bfloat16) if self.autocast else nullcontext():
+        with torch.autocast(self.device.type, torch.bfloat16) if half else nullcontext():
             hidden = self.model(input_ids=rows.tokens, attention_mask=inside).last_hidden_state
-        total = torch.einsum("bld,bl->bd", hidden.float(), inside.float())
-        return self.scale * total / rows.lengths[:, None]
+        return pool(self.encoder, hidden, inside)
 
     def tensors(self) -> dict[str, np.ndarray]:
         """The weights under Hugging Face's names."""
@@ -156,22 +156,6 @@ def tower_params(params: Params, tower: int) -> Params:
 # ------------------------------------------------------------------------------ updates
 
 
-@dataclasses.dataclass(frozen=True)
-class Settings:
-    """The constants of a run.
-
-    `learning_rates[i]` is the learning rate of optimizer step i; later steps have the last rate.
-    """
-
-    encoder: TextEncoder
-    rollout: RolloutConfig
-    pqn: PQNConfig
-    optimizer: OptimizerConfig
-    learning_rates: tuple[float, ...]
-    penalize_extra_steps: bool
-    per_fact_reward: float
-
-
 class StepResult(NamedTuple):
     """Figures of one update; `transitions`: the states that it learned in."""
 
@@ -181,32 +165,42 @@ class StepResult(NamedTuple):
 
 
 class BatchedPeer:
-    """Trains on whole batches; with `sort`, chunks are embedded sorted by length."""
+    """Trains on whole batches; `params` are the first ones of both towers, stacked on axis 0."""
 
     def __init__(
-        self, settings: Settings, params: Params, device: str = "cpu", *, sort: bool = False
+        self,
+        encoder: TextEncoder,
+        params: Params,
+        rollout: RolloutConfig,
+        pqn: PQNConfig,
+        optimizer: OptimizerConfig,
+        reward: FactReward,
+        device: str = "cpu",
     ) -> None:
-        assert not settings.rollout.stop_action, "the peer has no action STOP"
-        assert settings.rollout.positions == "none", "the peer has no positions"
-        self.settings, self.device, self.sort = settings, torch.device(device), sort
-        self.online = Pair(settings.encoder, params, self.device)
-        self.target = Pair(settings.encoder, params, self.device).requires_grad_(False)
-        constants = settings.optimizer
+        assert not rollout.stop_action, "the peer has no action STOP"
+        assert rollout.positions == "none", "the peer has no positions"
+        assert not reward.step_cost, "the peer has no cost of a step"
+        self.encoder, self.rollout, self.pqn, self.reward = encoder, rollout, pqn, reward
+        self.constants, self.device = optimizer, torch.device(device)
+        self.online = Pair(encoder, params, self.device)
+        self.target = Pair(encoder, params, self.device).requires_grad_(False)
         self.optimizer = torch.optim.AdamW(
             self.online.parameters(),
-            lr=constants.learning_rate,
-            betas=(constants.beta1, constants.beta2),
-            eps=constants.eps,
-            weight_decay=constants.weight_decay,
+            lr=optimizer.learning_rate,
+            betas=(optimizer.beta1, optimizer.beta2),
+            eps=optimizer.eps,
+            weight_decay=optimizer.weight_decay,
             fused=True,
         )
+        schedule = learning_rate_schedule(optimizer)
+        self.rates = np.asarray(jax.vmap(schedule)(jnp.arange(SCHEDULED))).tolist()
         self.steps = self.env_steps = 0
 
     def step(self, batch: EpisodeBatch, actions: np.ndarray | None = None) -> StepResult:
         """One PQN update on a batch of NumPy arrays; `actions` `[B, T]` replace the policy's."""
-        settings, pqn, rollout = self.settings, self.settings.pqn, self.settings.rollout
-        rate = settings.learning_rates[min(self.steps, len(settings.learning_rates) - 1)]
-        alpha = pqn.alpha * max(rate / settings.optimizer.learning_rate, 1e-6)
+        pqn, rollout = self.pqn, self.rollout
+        rate = self.rates[min(self.steps, SCHEDULED - 1)]
+        alpha = pqn.alpha * max(rate / self.constants.learning_rate, 1e-6)
         uniform, k = self.env_steps < 2 * pqn.learning_start, rollout.top_k_actions
         episodes, chunks = self._prepare(batch)
         with torch.no_grad():
@@ -242,7 +236,7 @@ class BatchedPeer:
             if not rollout.never_terminate:
                 ended = ended | ~(episodes.support & available).any(1)
             done[:, step] = ended | (step + 1 == rollout.max_steps)
-        facts = settings.penalize_extra_steps, settings.per_fact_reward
+        facts = self.reward.penalize_extra_steps, self.reward.per_fact_reward
         rewards = ground_truth(episodes.support, taken, valid, *facts)
         returns = lambda_returns(rewards, pqn.gamma * (~done).float(), values, pqn.lambda_)
         episode, t = (torch.cat(part) for part in zip(*places, strict=True))
@@ -263,23 +257,22 @@ class BatchedPeer:
         self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         online: list[torch.Tensor] = list(self.online.parameters())
-        clip = self.settings.optimizer.clip_norm
-        norm = torch.nn.utils.clip_grad_norm_(online, clip, foreach=True)
+        norm = torch.nn.utils.clip_grad_norm_(online, self.constants.clip_norm, foreach=True)
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         self.optimizer.step()
         with torch.no_grad():
             target: list[torch.Tensor] = list(self.target.parameters())
-            torch._foreach_lerp_(target, online, self.settings.pqn.tau)
+            torch._foreach_lerp_(target, online, self.pqn.tau)
         self.steps += 1
         return norm
 
     def _prepare(self, batch: EpisodeBatch) -> tuple[EpisodeBatch, Rows]:
         """The batch on the device, and every chunk place as a row `[B·C, W]`."""
-        device, encoder = self.device, self.settings.encoder
+        device, encoder = self.device, self.encoder
         tensors = (torch.as_tensor(np.asarray(leaf)).to(device) for leaf in batch)
         episodes = EpisodeBatch(*(x if x.dtype == torch.bool else x.long() for x in tensors))
-        most = self.settings.rollout.max_chunk_tokens - len(encoder.chunk_opening) - 1
+        most = self.rollout.max_chunk_tokens - len(encoder.chunk_opening) - 1
         kept = min(episodes.chunks.shape[2], most)
         longest = min(int(np.max(batch.chunk_lengths)), kept)  # known on the host
         parts = episodes.chunks[:, :, :longest].flatten(0, 1)
@@ -290,9 +283,8 @@ class BatchedPeer:
         """Every chunk's embedding `[B, C, D]`, zeros where there is no chunk."""
         mask = np.asarray(batch.chunk_mask)
         present = torch.as_tensor(np.flatnonzero(mask), device=self.device)
-        if self.sort:
-            present = present[chunks.lengths[present].argsort(descending=True)]
-        parts = present.split(SORTED_ROWS if self.sort else AT_ONCE)
+        present = present[chunks.lengths[present].argsort(descending=True)]
+        parts = present.split(ROWS[self.device.type])
         found = torch.cat([pair.chunk(chunks.pick(some)) for some in parts])
         every = found.new_zeros(mask.size, found.shape[1])
         every[present] = found
@@ -300,7 +292,7 @@ class BatchedPeer:
 
     def _state_rows(self, episodes: EpisodeBatch, taken: torch.Tensor, live: torch.Tensor) -> Rows:
         """States of the episodes `live` `[N]`, with their chunks `taken` `[N, t]`."""
-        rollout, encoder = self.settings.rollout, self.settings.encoder
+        rollout, encoder = self.rollout, self.encoder
         if rollout.sort_by_index:
             taken = taken.sort(1).values
         kept = min(rollout.max_chunk_tokens_in_state, episodes.chunks.shape[2])
