@@ -18,6 +18,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from qrag_jax.runtime.whole_files import write_whole
+
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy")
@@ -128,10 +130,7 @@ def store(
         "packages": {package: importlib.metadata.version(package) for package in PACKAGES},
         "cases": [*kept, *fresh],
     }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    building = path.with_suffix(".partial")
-    building.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
-    os.replace(building, path)
+    write_whole(path, json.dumps(stored, indent=1, ensure_ascii=False) + "\n")
     return path
 
 

@@ -29,7 +29,7 @@ from qrag_jax.systems.config import load_config
 from qrag_jax.systems.indexing import PassageEncoder
 from qrag_jax.systems.saved_run import SavedRun, weights_digest
 from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, json_lines, log_rows, refusal
-from tests.support.parity import our_vectors
+from tests.support.parity import vectors_of
 from tests.support.small_models import write_small_model
 from tests.systems.parts import chunks_of, opened
 from tests.systems.small_runs import SMALL, opened_alone
@@ -206,7 +206,7 @@ def test_towers_keep_their_vectors(
     ):
         number = saved_run.TOWERS[name]
         saved_run.write_tower(loaded, name, form, params, tmp_path / name)
-        expected = our_vectors(loaded, params, number, opening, parts)
+        expected = vectors_of(loaded, parts, encoder.tower(params, number), opening)
         found = model(tmp_path / name).encode([separator.join(texts) for texts in parts])
         assert found.shape == expected.shape
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
@@ -215,8 +215,7 @@ def test_towers_keep_their_vectors(
         modules = (tmp_path / name / "modules.json").read_text()
         assert ("Dense" in modules) == settings["normalise"]
         again = load_encoder(tmp_path / name)
-        both = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), again.params)
-        back = our_vectors(again, both, number, opening, [parts[0]])
+        back = vectors_of(again, [parts[0]], opening=opening)
         np.testing.assert_allclose(back, expected[:1], atol=TOLERANCE)
 
 
@@ -235,7 +234,8 @@ def test_adapters_are_merged(config: ml_collections.ConfigDict, tmp_path: Path) 
         saved_run.write_tower(loaded, name, form, params, tmp_path / name)
         found = model(tmp_path / name).encode(["the moth", "b a"])
         opening = (encoder.state_opening, encoder.chunk_opening)[number]
-        expected = our_vectors(loaded, params, number, opening, [["the moth"], ["b a"]])
+        own = encoder.tower(params, number)
+        expected = vectors_of(loaded, ["the moth", "b a"], own, opening)
         np.testing.assert_allclose(found, expected, atol=TOLERANCE)
 
 

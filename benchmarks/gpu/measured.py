@@ -37,6 +37,7 @@ from qrag_jax.runtime.aot import Program, least_seconds
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import ask_determinism
 from qrag_jax.runtime.saved_config import flat
+from qrag_jax.runtime.whole_files import write_json
 
 LIMIT, ROUNDS, ONE = 590.0, 5, (1, 1, 1)
 STEPS, LOGGED = 24, 4  # updates of a recipe, and those of a line of its log
@@ -90,9 +91,7 @@ def finish(
             except (subprocess.SubprocessError, OSError, ValueError) as error:
                 failed[name] = [{"case": name, "value": None, "unit": str(error)[-300:]}]
                 continue
-            building = path.with_suffix(".partial")
-            building.write_text(json.dumps(found, indent=1) + "\n")
-            os.replace(building, path)
+            write_json(path, found)
     return found | failed
 
 

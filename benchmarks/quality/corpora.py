@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.quality.logs import COUNTS, MOST, Lists, Scores
 from benchmarks.quality.parts import HOTPOTQA, TWO_WIKI
-from benchmarks.quality.runner import command, once, read_lines, write_lines, write_whole
+from benchmarks.quality.runner import command, once, read_lines, write_lines
 from examples.worlds.records import Question, two_wiki
 from examples.worlds.scripts import BridgeQuestion, bridge_question
 from qrag_jax.data.records import read_records, split_files
@@ -37,7 +37,7 @@ from qrag_jax.data.sources import SOURCES, parse_open
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import has_answer, worded
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.runtime.whole_files import half
+from qrag_jax.runtime.whole_files import half, write_whole
 
 FOLDERS = {TWO_WIKI: "2wikimultihopqa", HOTPOTQA: "hotpotqa", "two_wiki": "2wikimultihopqa"}
 TRAIN, CHOICE, TEST = PARTS = ("train", "dev", "test")

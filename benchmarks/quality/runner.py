@@ -13,7 +13,6 @@ import datetime
 import hashlib
 import importlib.metadata
 import json
-import os
 import shlex
 import subprocess
 import sys
@@ -24,6 +23,7 @@ from typing import Any
 
 from benchmarks import report
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.whole_files import write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINER = ("qrag_jax/**/*.py", "qrag_jax/**/*.txt", "configs/*.py")
@@ -101,14 +101,6 @@ class Kept:
         """The results that are there, by part."""
         paths = {name: self.results / f"{name}.json" for name in names}
         return {name: json.loads(p.read_text()) for name, p in paths.items() if p.exists()}
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file that is either whole or not there; makes its folder."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    building = path.with_name(f"{path.name}.partial")
-    building.write_text(text, encoding="utf-8")
-    os.replace(building, path)
 
 
 def write_lines(path: Path, records: Iterable[Mapping[str, Any]]) -> None:

@@ -1,8 +1,8 @@
 """Encoders against Hugging Face's: forward pass and training step of the same rows and weights.
 
 The loss is Σ <vector, random numbers>; its gradient needs one forward and one backward pass. Both
-sides end the step with AdamW on all parameters, without clipping. Theirs runs in two ways: all rows
-in padded mini-batches as they come, and sorted by length, as sentence-transformers does.
+sides end the step with AdamW on all parameters, without clipping. Theirs computes mini-batches of
+rows sorted by length, as sentence-transformers does.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tests.support.torch_encoder import (
 )
 
 EQUAL = 1e-4  # of vectors
-PADDED, SORTED = "Hugging Face, padded", "Hugging Face, length-sorted"
+THEIRS = "Hugging Face"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,12 +108,11 @@ QUICK = (
 
 
 class Rows(NamedTuple):
-    """Rows that both sides compute: tokens `[N, L]`, lengths `[N]`; rows of a mini-batch."""
+    """Rows that both sides compute: tokens `[N, L]`, lengths `[N]`; those of a mini-batch."""
 
     tokens: np.ndarray
     lengths: np.ndarray
-    padded_size: int
-    sorted_size: int
+    together: int
 
     @property
     def name(self) -> str:
@@ -125,12 +124,12 @@ def encoder_cases(setting: Setting) -> Iterator[Case]:
     """Every model, in bfloat16 on a GPU, else in float32."""
     gpu = setting.device == "cuda"
     models = QUICK if setting.quick else (MINILM, BERT_BASE, QWEN3) if gpu else ON_CPU
-    longest, count, padded, by_length = (512, 256, 32, 32) if gpu else (128, 16, 16, 8)
+    longest, count, together = (512, 256, 32) if gpu else (128, 16, 8)
     for model in models:
         rng = np.random.default_rng(0)
         lengths = rng.permutation(np.linspace(longest // 8, longest, count).astype(np.int32))
         tokens = rng.integers(10, model.fields["vocab_size"], (count, longest)).astype(np.int32)
-        rows = Rows(tokens, lengths, padded, by_length)
+        rows = Rows(tokens, lengths, together)
         yield from _model_cases(setting, model, "bfloat16" if gpu else "float32", rows)
 
 
@@ -199,30 +198,17 @@ def _model_cases(setting: Setting, model: Model, dtype: str, rows: Rows) -> Iter
     theirs, encoder, params = build(model, dtype)
     ours = Ours(encoder, params, rows, quick=setting.quick)
     peer = Peer(theirs, encoder, setting.device, dtype == "bfloat16")
-    ways = {
-        name: mini_batches(rows.tokens, rows.lengths, size, setting.device, sort=sort)
-        for name, size, sort in (
-            (PADDED, rows.padded_size, False),
-            (SORTED, rows.sorted_size, True),
-        )
-    }
-    text = float(rows.lengths.sum())
+    batches = mini_batches(rows.tokens, rows.lengths, rows.together, setting.device)
     title = f"encoder, {model.name}, {dtype}"
-    measured = partial(beside, setting, amount=text, unit="tokens/s")
-    theirs_of = {name: calling(peer.embed, batches) for name, batches in ways.items()}
+    measured = partial(beside, setting, amount=float(rows.lengths.sum()), unit="tokens/s")
     details: dict[str, float | str] = {"rows": rows.name}
-    yield measured(
-        name=f"{title}: forward", programs={OURS: calling(ours.embed), **theirs_of}, details=details
-    )
+    forward = {OURS: calling(ours.embed), THEIRS: calling(peer.embed, batches)}
+    yield measured(name=f"{title}: forward", programs=forward, details=details)
     vectors = ours.embed()
     if dtype == "float32":
-        away = float(np.abs(vectors - peer.embed(ways[PADDED])).max())
+        away = float(np.abs(vectors - peer.embed(batches)).max())
         yield equal(f"{title}: difference of the vectors", away, EQUAL)
     target = np.random.default_rng(1).normal(size=vectors.shape).astype(np.float32)
     on_device, their_target = jnp.asarray(target), torch.from_numpy(target).to(setting.device)
-    theirs_of = {name: calling(peer.step, batches, their_target) for name, batches in ways.items()}
-    yield measured(
-        name=f"{title}: training step with AdamW",
-        programs={OURS: calling(ours.step, on_device), **theirs_of},
-        details=details,
-    )
+    step = {OURS: calling(ours.step, on_device), THEIRS: calling(peer.step, batches, their_target)}
+    yield measured(name=f"{title}: training step with AdamW", programs=step, details=details)

@@ -242,7 +242,7 @@ class QueryLearner:
         searches = self._searches(batch, present)
         self.optimizer.zero_grad()
         total = 0.0
-        for own in mini_batches(tokens, lengths, ROWS, "cpu", sort=True):
+        for own in mini_batches(tokens, lengths, ROWS, "cpu"):
             losses = self._losses(own, Drawn(*(each[own.rows] for each in searches)))
             loss = (losses * searches.weights[own.rows]).sum()
             loss.backward()

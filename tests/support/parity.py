@@ -106,36 +106,23 @@ def padded(rows: Sequence[Sequence[int]], pad: int) -> TokenRows:
     return TokenRows(jnp.asarray(tokens), jnp.asarray(lengths))
 
 
-def vectors_of(loaded: LoadedEncoder, texts: Sequence[str]) -> np.ndarray:
-    """Embeddings of texts as states."""
-    encoder = loaded.encoder
-    rows = [
-        [*encoder.state_opening, *ids, encoder.sep_id] for ids in loaded.tokenizer.encode(texts)
-    ]
-    return np.asarray(encoder.embed(loaded.params, *padded(rows, encoder.pad_id)))
-
-
-def our_vectors(
+def vectors_of(
     loaded: LoadedEncoder,
-    params: Any,
-    number: int,
-    opening: Sequence[int],
-    texts: Sequence[Sequence[str]],
+    texts: Sequence[str | Sequence[str]],
+    params: Any = None,
+    opening: Sequence[int] | None = None,
 ) -> np.ndarray:
-    """Embeddings `[len(texts), D]` of rows that are joined from parts, as in training.
+    """Embeddings `[len(texts), D]` of texts, or of rows that are joined from parts, as in training.
 
     Args:
-        loaded: the encoder and its tokenizer.
-        params: parameters of both towers, stacked on axis 0.
-        number: of the tower that embeds the rows, which begin with `opening`.
-        texts: the parts of each row.
+        params: of one tower; None: those loaded.
+        opening: ids that rows begin with; None: those of states.
     """
-    encoder = loaded.encoder
-    rows = []
+    encoder, rows = loaded.encoder, []
     for parts in texts:
-        row = list(opening)
-        for ids in loaded.tokenizer.encode(list(parts)):
+        row = list(encoder.state_opening if opening is None else opening)
+        for ids in loaded.tokenizer.encode([parts] if isinstance(parts, str) else list(parts)):
             row += [*ids, encoder.sep_id]
         rows.append(row)
-    own = encoder.tower(params, number)
+    own = loaded.params if params is None else params
     return np.asarray(encoder.embed(own, *padded(rows, encoder.pad_id)))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import copy
-import json
-from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
+import peft
 import torch
-from safetensors.numpy import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
@@ -54,46 +50,20 @@ def save(made: Qwen3ForCausalLM, folder: Path) -> Path:
     return folder
 
 
-RANK, ALPHA = 4, 8.0
-ADAPTED = ("self_attn.q_proj", "self_attn.v_proj", "mlp.down_proj")
-
-
-def adapter(seed: int) -> dict[str, np.ndarray]:
-    """Random low-rank pairs by module name: A `(r, in)` as `.lora_A`, B `(out, r)` as `.lora_B`."""
-    rng = np.random.default_rng(seed)
-    modules = dict(model(0).named_modules())
-    pairs = {}
-    for name, module in modules.items():
-        if name.endswith(ADAPTED):
-            rows, columns = module.weight.shape
-            pairs[f"{name}.lora_A"] = rng.normal(0, 0.5, (RANK, columns)).astype(np.float32)
-            pairs[f"{name}.lora_B"] = rng.normal(0, 0.5, (rows, RANK)).astype(np.float32)
-    return pairs
-
-
-def save_adapter(pairs: Mapping[str, np.ndarray], folder: Path) -> Path:
-    """Writes an adapter in PEFT's format; returns the folder."""
-    folder.mkdir()
-    tensors = {f"base_model.model.{name}.weight": array for name, array in pairs.items()}
-    save_file(tensors, folder / "adapter_model.safetensors", metadata={"format": "pt"})
-    settings = {
-        **{"peft_type": "LORA", "task_type": "CAUSAL_LM", "bias": "none"},
-        **{"r": RANK, "lora_alpha": ALPHA, "lora_dropout": 0.0},
-        "target_modules": sorted({name.rpartition(".")[2] for name in ADAPTED}),
-    }
-    (folder / "adapter_config.json").write_text(json.dumps(settings))
-    return folder
-
-
-def merged(made: Qwen3ForCausalLM, pairs: Mapping[str, np.ndarray]) -> Qwen3ForCausalLM:
-    """The model with W + (alpha / r)·B·A in the place of each adapted W."""
-    result = copy.deepcopy(made)
-    modules = dict(result.named_modules())
-    with torch.no_grad():
-        for name in {name.rpartition(".")[0] for name in pairs}:
-            a, b = (torch.from_numpy(pairs[f"{name}.lora_{x}"]) for x in "AB")
-            modules[name].weight += ALPHA / RANK * (b @ a)
-    return result
+def adapted(seed: int, folder: Path) -> tuple[Path, Qwen3ForCausalLM]:
+    """Writes a random adapter by PEFT; returns its folder, and model 0 merged with it."""
+    base = model(0)  # which is drawn by a seed of its own
+    torch.manual_seed(seed)
+    config = peft.LoraConfig(
+        r=4,
+        lora_alpha=32,
+        target_modules=["q_proj", "v_proj", "down_proj"],
+        task_type="CAUSAL_LM",
+        init_lora_weights=False,
+    )
+    found = peft.get_peft_model(base, config)
+    found.save_pretrained(folder)
+    return folder, found.merge_and_unload()
 
 
 def greedy(made: Qwen3ForCausalLM, prompt: list[int], count: int) -> tuple[list[int], list[float]]:

@@ -53,14 +53,12 @@ class Batch(NamedTuple):
     rows: torch.Tensor
 
 
-def mini_batches(
-    tokens: np.ndarray, lengths: np.ndarray, size: int, device: str, *, sort: bool
-) -> list[Batch]:
+def mini_batches(tokens: np.ndarray, lengths: np.ndarray, size: int, device: str) -> list[Batch]:
     """Rows `[N, L]` in mini-batches of `size`, each as wide as its longest row.
 
-    With `sort`, rows are sorted by length, the longest first, as in sentence-transformers.
+    Rows are sorted by length, the longest first, as in sentence-transformers.
     """
-    order = np.argsort(-lengths, kind="stable") if sort else np.arange(len(lengths))
+    order = np.argsort(-lengths, kind="stable")
     batches = []
     for start in range(0, len(order), size):
         rows = order[start : start + size]

@@ -162,17 +162,15 @@ def asked_meanwhile(ask: Callable[[], list[int]]) -> Iterator[list[list[int]]]:
 
 
 def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -> None:
-    base, pairs = tiny_qwen3.model(0), [tiny_qwen3.adapter(seed) for seed in range(10, 15)]
-    folders = [
-        tiny_qwen3.save_adapter(pair, tmp_path / str(number)) for number, pair in enumerate(pairs)
-    ]
+    adapters = [tiny_qwen3.adapted(10 + n, tmp_path / str(n)) for n in range(5)]
+    folders, answering = zip(*adapters, strict=True)
     with Publisher(served.server.url, "tiny", "", keep=4) as publisher:
         first = publisher.publish(copies(folders[0]), "load-0").model
-        wanted = expected(tiny_qwen3.merged(base, pairs[0]))
+        wanted = expected(answering[0])
         with asked_meanwhile(lambda: served.sampled(first)) as answers:
             for number in (1, 2, 3):
                 publisher.publish(copies(folders[number]), f"load-{number}")
-                other = expected(tiny_qwen3.merged(base, pairs[number]))
+                other = expected(answering[number])
                 assert served.sampled(f"tiny@load-{number}") == other
         assert len(answers) >= 4
         assert all(answer == wanted for answer in answers)
@@ -186,7 +184,7 @@ def test_one_version_stays_the_same_under_load(served: Served, tmp_path: Path) -
 
 def test_turns_depend_on_seeds_and_end_at_stop_ids(served: Served, tmp_path: Path) -> None:
     """Their log-probabilities: see tests/test_sidecar_training.py."""
-    adapter = copies(tiny_qwen3.save_adapter(tiny_qwen3.adapter(20), tmp_path / "a"))
+    adapter = copies(tiny_qwen3.adapted(20, tmp_path / "a")[0])
     model = served.publisher.publish(adapter, "turns").model
     client_config = ClientConfig(served.server.url, "tiny")
     keys = np.random.default_rng(0).integers(0, 2**32, (16, 2), dtype=np.uint32)
