@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
+from jax._src import shard_alike
+from jax._src.interpreters import mlir
 
 from qrag_jax.runtime.platform import enable_persistent_cache
 from qrag_jax.runtime.whole_files import default_cache
@@ -28,6 +32,30 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(enable_persistent_cache())
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
     os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+
+
+class _Groups(threading.local):
+    """Numbers of `shard_alike`'s groups, in each program from 0.
+
+    JAX counts them on from program to program: the same program of several devices would be another
+    one each time that it is lowered, and found in no cache.
+    """
+
+    numbers: Iterator[int] = itertools.count()
+
+    def __next__(self) -> int:
+        return next(self.numbers)
+
+    def lower(self, *arguments: Any, **named: Any) -> Any:
+        self.numbers = itertools.count()
+        return _lower(*arguments, **named)
+
+
+_lower = mlir.lower_jaxpr_to_module
+_groups = _Groups()
+shard_alike._next_shard_group_id = _groups  # type: ignore[assignment]
+mlir.lower_jaxpr_to_module = _groups.lower
+
 # A program that mixes ranks without saying so is more often wrong than right.
 jax.config.update("jax_numpy_rank_promotion", "raise")
 # So is one that mixes dtypes. Rooms that use optax, and flax in half precision, cannot be asked:
