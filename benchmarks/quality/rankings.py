@@ -128,10 +128,14 @@ Ways = Mapping[str, Any]
 
 
 def _evaluated(place: Place) -> Ways:
+    return {way: question_scores(log, place.workdir) for way, log in _logs(place).items()}
+
+
+def _logs(place: Place) -> dict[str, Path]:
+    """The log of each way that `evaluate` writes."""
     words = (f"--workdir={place.workdir}", f"--out={place.out}", *place.filled(place.part.flags))
     command("qrag_jax.evaluate", *words)
-    logs = {way: the_log(place.out, pattern) for way, pattern in place.part.ways.items()}
-    return {way: question_scores(log, place.workdir) for way, log in logs.items()}
+    return {way: the_log(place.out, pattern) for way, pattern in place.part.ways.items()}
 
 
 def _search(place: Place) -> Ways:
@@ -215,10 +219,7 @@ def _q_rag(place: Place) -> Ways:
 
 def _agent(place: Place) -> Ways:
     """An agent that searches, scored by `evaluate`; its searches are the list."""
-    words = (f"--workdir={place.workdir}", f"--out={place.out}", *place.filled(place.part.flags))
-    command("qrag_jax.evaluate", *words)
-    logs = {way: the_log(place.out, pattern) for way, pattern in place.part.ways.items()}
-    return {way: place.setting.scores(*lists_of(log)) for way, log in logs.items()}
+    return {way: place.setting.scores(*lists_of(log)) for way, log in _logs(place).items()}
 
 
 def _predicted(place: Place) -> Ways:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import dataclasses
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from benchmarks.report import Case
+from tests.support.decoders import EQUAL_GRADIENT, EQUAL_LOSS, differences
 
 OURS = "ours"
 
 Program = Callable[[int], object]
+Update = tuple[float, Mapping[str, np.ndarray]]  # its loss, and its gradient by names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,3 +148,11 @@ def equal(name: str, difference: float, most: float, **details: float) -> Case:
     return Case(
         name, difference, "", target=f"<= {most:g}", holds=difference <= most, details=details
     )
+
+
+def same_update(title: str, ours: Update, theirs: Update, **details: float) -> Iterator[Case]:
+    """The cases that both sides have the same loss and gradient, by the same names."""
+    loss, gradient = differences(ours, theirs)
+    compared = {"ours": ours[0], "theirs": theirs[0], **details}
+    yield equal(f"{title}: difference of the losses", loss, EQUAL_LOSS, **compared)
+    yield equal(f"{title}: of the gradients, over the largest", gradient, EQUAL_GRADIENT)

@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from benchmarks.report import Case
-from benchmarks.speed.measure import OURS, Setting, beside, equal, with_details
+from benchmarks.speed.measure import OURS, Setting, beside, same_update, with_details
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.learners.state import Critic
 from qrag_jax.learners.token_policy import make_token_update, token_episodes
@@ -25,14 +25,11 @@ from qrag_jax.rollouts.device_sampler import DeviceSampler
 from qrag_jax.rollouts.token_blocks import choose_shape
 from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig, TokenBatch
 from tests.support.decoders import (
-    EQUAL_GRADIENT,
-    EQUAL_LOSS,
     RATE,
     TEMPERATURE,
     Size,
     by_name,
     decoder,
-    differences,
     given_tokens,
     policy_of,
 )
@@ -81,18 +78,6 @@ def batch_of(size: Size, lengths: Lengths, *, tools: bool = False) -> TokenBatch
     )
 
 
-def _equal(title: str, ours: Any, theirs: Any, peer: str) -> Iterator[Case]:
-    loss, gradient = differences(ours, theirs)
-    yield equal(
-        f"{title}: difference of the losses, beside {peer}'s where that is above 1",
-        loss,
-        EQUAL_LOSS,
-        ours=ours[0],
-        theirs=theirs[0],
-    )
-    yield equal(f"{title}: of the gradients, over the largest", gradient, EQUAL_GRADIENT)
-
-
 class Updates:
     """Our update of a state; `episodes` are made of the batch in every call, as in a training."""
 
@@ -134,7 +119,7 @@ def _grpo(setting: Setting, size: Size, lengths: Lengths) -> Iterator[Case]:
         learned, sums = jax.jit(policy.gradient)(Critic(loaded.params), None, (blocks, given))
         mean = by_name(jax.tree.map(lambda x: x / divisor, learned.tower))
         mine = float(sums.loss / divisor), mean
-        yield from _equal(title, mine, theirs.gradient(inputs), "TRL")
+        yield from same_update(title, mine, theirs.gradient(inputs))
         del learned, mine, mean
         update = Updates(
             make_token_update(policy),
