@@ -123,13 +123,6 @@ def test_what_is_printed_is_no_result_and_a_long_result_is_cut(
     assert {"printed", "written"} <= {*(folder / "log").read_text().split()}
 
 
-def test_arguments_that_do_not_fit(functions: ToolFunctions) -> None:
-    """Every rule: tests/test_tool_calls.py."""
-    for arguments, named in (({}, "what"), ({"what": "fly"}, '"hang"')):
-        called = functions.call("act", arguments)
-        assert (called.outcome, named in called.text) == (MALFORMED, True)
-
-
 @pytest.mark.parametrize(
     ("code", "named"),
     [
