@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from qrag_jax.systems.from_python import TrainedRun, evaluate, train
-    from qrag_jax.systems.retriever import Endpoints, LoadSettings, Retriever
+    from qrag_jax.systems.retriever import Endpoints, LoadSettings, Retriever, score_hits
 
 __version__ = "0.2.0"
 __all__ = [
@@ -17,6 +17,7 @@ __all__ = [
     "TrainedRun",
     "__version__",
     "evaluate",
+    "score_hits",
     "train",
 ]
 

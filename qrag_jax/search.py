@@ -10,7 +10,8 @@ here: one search for the nearest passages. Without any of them the words are com
 
 FILE has one question a line, or is CSV, JSON lines or Parquet with a column "question" (or "query",
 "text") and, if there is one, "id" (or "_id"). Every hit is printed with its step, score, id, title
-and text; --out writes JSON lines with the question and all of its hits.
+and text; --out writes JSON lines with the question and all of its hits. --qrels=FILE prints scores
+of the hits, with 95 % intervals, instead of the hits.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import json
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +28,22 @@ from absl import flags
 from qrag_jax.data.corpora import Query, read_query_list
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import well_formed
-from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.retrieval.multi_step import Hit
+from qrag_jax.retrieval.protocol import Where
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
+from qrag_jax.runtime.retriever_config import passage_text
 from qrag_jax.runtime.whole_files import replacing, writing
 from qrag_jax.systems import search_flags
-from qrag_jax.systems.retriever import BACKENDS, ENDPOINT, JAX, Endpoints, Retriever, open_plain
+from qrag_jax.systems.retriever import (
+    BACKENDS,
+    ENDPOINT,
+    JAX,
+    USUAL_COUNT,
+    Endpoints,
+    Retriever,
+    SingleStepRetriever,
+    score_hits,
+)
 from qrag_jax.systems.search_flags import EXPORT, PLAIN, RUN, WORDS
 
 AT_ONCE = 256  # questions searched side by side
@@ -45,7 +55,13 @@ STEPS = flags.DEFINE_integer("steps", None, "Most steps; none: as in training.",
 BEAM = flags.DEFINE_integer("beam", None, "Paths kept; none: as evaluated.", lower_bound=1)
 THRESHOLD = flags.DEFINE_float("threshold", None, "Q at which to stop; -inf: never, none: its own.")
 PER_STEP = flags.DEFINE_integer("per_step", 1, "Passages given by each step.", lower_bound=1)
-K = flags.DEFINE_integer("k", 10, "Without a retriever: passages per question.", lower_bound=1)
+K = flags.DEFINE_integer(
+    "k", USUAL_COUNT, "Without a retriever: passages per question.", lower_bound=1
+)
+QRELS = flags.DEFINE_string("qrels", None, "Judgements, TREC's or BEIR's file: hits are scored.")
+MEASURES = flags.DEFINE_list(
+    "measures", ["recall@4", "recall@10", "ndcg@10"], "With --qrels: recall@k, ap, rr, ndcg, hit."
+)
 WHERE = flags.DEFINE_multi_string("where", [], "FIELD=VALUE of passages; may be given again.")
 BACKEND = flags.DEFINE_enum("backend", JAX, BACKENDS, "What computes the retriever.")
 DEVICE = flags.DEFINE_string("device", "", "Of torch, such as cuda:0; none: the best one.")
@@ -61,8 +77,6 @@ _OF_STEPS = ("steps", "beam", "threshold", "per_step", "backend", "device", *_OF
 READ_BY = {**dict.fromkeys(_OF_STEPS, (RUN, EXPORT)), "k": (PLAIN, WORDS)}
 
 QUESTIONS: list[str] = []  # the words that are no flags
-
-Search = Callable[[Sequence[str]], list[list[Hit]]]
 
 
 def _asked() -> list[Query]:
@@ -89,56 +103,39 @@ def _where() -> dict[str, list[Any]] | None:
     return wanted or None
 
 
-def _search(asked: Sequence[Query]) -> tuple[Search, str]:
-    """The search that the flags ask for, and what it has between titles and texts."""
-    index, where = search_flags.index(), _where()
+def _retriever() -> Retriever:
+    """The retriever that the flags ask for, with its index open."""
+    index = search_flags.index()
     if search_flags.kind(READ_BY) in (PLAIN, WORDS):
-        return _in_one_step(asked, index, where)
-    endpoints = None
-    if BACKEND.value == ENDPOINT:
-        if not URL.value:
-            raise InputError("give --url=http://HOST:8000/v1 with --backend=endpoint.")
-        models = STATE_MODEL.value, CHUNK_MODEL.value
-        endpoints = Endpoints(URL.value, *models, CHUNK_URL.value, API_KEY_ENV.value)
-    how: Any = {flag.name: flag.value for flag in (BACKEND, DEVICE, PER_STEP)}
-    retriever = Retriever.load(*search_flags.trained(endpoints=endpoints, **how))
+        retriever: Retriever = SingleStepRetriever(search_flags.plain_encoder())
+    else:
+        endpoints = None
+        if BACKEND.value == ENDPOINT:
+            if not URL.value:
+                raise InputError("give --url=http://HOST:8000/v1 with --backend=endpoint.")
+            models = STATE_MODEL.value, CHUNK_MODEL.value
+            endpoints = Endpoints(URL.value, *models, CHUNK_URL.value, API_KEY_ENV.value)
+        how: Any = {flag.name: flag.value for flag in (BACKEND, DEVICE, PER_STEP)}
+        retriever = Retriever.load(*search_flags.trained(endpoints=endpoints, **how))
     retriever.open(index.folder, index.engine, index.url)
-    rules = {"beam": BEAM.value, "threshold": THRESHOLD.value, "where": where}
+    return retriever
 
-    def search(questions: Sequence[str]) -> list[list[Hit]]:
+
+def _answer(
+    retriever: Retriever, asked: Sequence[Query], where: Where | None
+) -> Iterator[tuple[Query, list[Hit]]]:
+    how: Any = {"beam": BEAM.value, "threshold": THRESHOLD.value, "where": where}
+    if isinstance(retriever, SingleStepRetriever):
+        how["topk"] = K.value
+    for start in range(0, len(asked), AT_ONCE):
+        part = asked[start : start + AT_ONCE]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = retriever.search(list(questions), STEPS.value, **rules)
+            found = retriever.search([one.text for one in part], STEPS.value, **how)
         for warning in caught:
             if warning.category is UserWarning:
                 print(f"note: {warning.message}")
-        return found
-
-    return search, retriever.config.title_separator
-
-
-def _in_one_step(
-    asked: Sequence[Query], index: IndexAt, where: dict[str, list[Any]] | None
-) -> tuple[Search, str]:
-    plain = open_plain(index, search_flags.plain_encoder())
-    for one in asked:
-        try:
-            plain.check(one.text)
-        except InputError as error:
-            raise InputError(f"the question {one.text[:SHOWN]!r}: {error}") from None
-
-    def search(questions: Sequence[str]) -> list[list[Hit]]:
-        if plain.encoder and (cut := len(plain.encoder.cut(questions))):
-            print(f"note: {cut} of {len(questions)} questions are longer than a row and were cut")
-        return plain.search(questions, K.value, where)
-
-    return search, plain.encoder.title_separator if plain.encoder else TITLE_SEPARATOR
-
-
-def _answer(search: Search, asked: Sequence[Query]) -> Iterator[tuple[Query, list[Hit]]]:
-    for start in range(0, len(asked), AT_ONCE):
-        part = asked[start : start + AT_ONCE]
-        yield from zip(part, search([one.text for one in part]), strict=True)
+        yield from zip(part, found, strict=True)
 
 
 def _lines(asked: Query, hits: Sequence[Hit], separator: str) -> Iterator[str]:
@@ -159,17 +156,28 @@ def _record(asked: Query, hits: Sequence[Hit]) -> str:
 
 
 def main() -> int:
-    asked = _asked()
-    search, separator = _search(asked)
-    if not OUT.value:
-        for one, hits in _answer(search, asked):
-            print("\n".join(_lines(one, hits, separator)))
-        return 0
-    out = Path(OUT.value).expanduser()
-    with writing(out, "--out"), replacing(out) as file:
-        for one, hits in _answer(search, asked):
-            file.write(_record(one, hits).encode("utf-8", "backslashreplace"))
-    print(f"{len(asked)} questions: {out}")
+    asked, where = _asked(), _where()
+    if QRELS.value and not all(query.id for query in asked):
+        raise InputError("--qrels needs --queries=FILE whose questions have ids.")
+    retriever = _retriever()
+    retriever.check([one.text for one in asked])
+    by_query = {}
+    with contextlib.ExitStack() as stack:
+        if OUT.value:
+            out = Path(OUT.value).expanduser()
+            stack.enter_context(writing(out, "--out"))
+            file = stack.enter_context(replacing(out))
+        for one, hits in _answer(retriever, asked, where):
+            by_query[one.id] = hits
+            if OUT.value:
+                file.write(_record(one, hits).encode("utf-8", "backslashreplace"))
+            elif not QRELS.value:
+                print("\n".join(_lines(one, hits, retriever.title_separator)))
+    if OUT.value:
+        print(f"{len(asked)} questions: {out}")
+    if QRELS.value:
+        for name, (mean, low, high) in score_hits(by_query, QRELS.value, MEASURES.value).items():
+            print(f"{name} {mean:.4f} [{low:.4f}, {high:.4f}]")
     return 0
 
 

@@ -133,6 +133,17 @@ def test_a_run_and_its_export_find_the_same(
         assert hit | {"score": 0} == hits[0]._asdict() | {"score": 0}
         assert hit["score"] == pytest.approx(hits[0].score, abs=2e-5)
 
+    # Of the three questions, q0 finds what is relevant, 2 does not; the one in between has no id.
+    write_lines(queries, [records[0], records[2]])
+    qrels = tmp_path / "qrels.txt"
+    qrels.write_text(f"q0 0 {found[0]['hits'][0]['id']} 1\n2 0 nothing 1\nelse 0 p0 1\n")
+    judged = (f"--queries={queries}", f"--qrels={qrels}", "--measures=recall@2,rr")
+    scored = commands.succeed("search", *export, *judged, "--steps=1", "--where=year=1980")
+    assert [line.split()[:2] for line in scored.splitlines()] == [
+        ["recall@2", "0.5000"],
+        ["rr", "0.5000"],
+    ]
+
 
 def test_refusals(
     index: Path, exported: Path, scored_run: Path, tower: Path, commands: Commands, tmp_path: Path

@@ -152,7 +152,7 @@ def _opened(config: NegativesConfig) -> Callable[[Sequence[str], int], list[list
     rules = dataclasses.replace(retriever.rules, search=greedy)
 
     def search(questions: Sequence[str], k: int) -> list[list[Hit]]:
-        several = retriever.multi_step.with_rules(dataclasses.replace(rules, per_step=k))
+        several = retriever.engine.with_rules(dataclasses.replace(rules, per_step=k))
         return [by_turns(hits) for hits in several.search(questions)]
 
     return search

@@ -1,4 +1,4 @@
-"""A trained retriever as programs use it: load it, index a corpus or open an index, search.
+"""A retriever as programs use it: load it, index a corpus or open an index, search.
 
     from qrag_jax import Retriever
 
@@ -7,33 +7,47 @@
     for hit in retriever.search("Where was the founder of Acme born?"):
         print(hit.step, hit.score, hit.id, hit.text)
 
-This module needs no jax; `Retriever.load` imports what the backend needs.
+`Retriever.load("minilm")` and `Retriever.load("bm25")` search once. This module needs no jax;
+`Retriever.load` imports what the backend needs.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, overload
+
+import numpy as np
 
 from qrag_jax.errors import InputError, one_of
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.retrieval import towers
-from qrag_jax.retrieval.index_folder import EXACT, FAISS, HYBRID, OF_WORDS, QDRANT, SCAN, IndexAt
+from qrag_jax.retrieval.index_folder import (
+    BM25,
+    EXACT,
+    FAISS,
+    HYBRID,
+    OF_WORDS,
+    QDRANT,
+    SCAN,
+    IndexAt,
+)
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules, SingleStepSearch
 from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
-from qrag_jax.runtime.retriever_config import RetrieverConfig
+from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.serving.searcher import Searcher
 
 if TYPE_CHECKING:
+    from qrag_jax.metrics.ranking import Qrels
     from qrag_jax.models.first_encoder import EncoderConfig
     from qrag_jax.systems.indexing import IndexSettings, PassageEncoder
 
@@ -75,6 +89,8 @@ class LoadSettings:
     device: str = ""  # of torch, such as "cuda:0"; "": the best one
     endpoints: Endpoints | None = None  # where an export's towers are served
     per_step: int = 1  # passages found at each step (`multi_step.Rules`)
+    question_prefix: str = ""  # of a plain encoder: text before questions, such as "query: "
+    passage_prefix: str = ""  # and before passages; "": as its folder says
 
     def __post_init__(self) -> None:
         check(self, "")
@@ -143,8 +159,11 @@ class Retriever:
     def __init__(self, backend: Backend, origin: Path, settings: LoadSettings) -> None:
         self.config, self.rules = backend.config, Rules.of(backend.config, settings.per_step)
         self._backend = backend
-        self.deployment = Deployment(str(origin), settings=settings)
-        self._search: MultiStepSearch | None = None
+        self._begin(str(origin), settings)
+
+    def _begin(self, origin: str, settings: LoadSettings) -> None:
+        self.deployment = Deployment(origin, settings=settings)
+        self._search: MultiStepSearch | SingleStepSearch | None = None
         # As in the server, engines and towers work for one thread at a time: none promises more.
         self._lock = threading.Lock()
 
@@ -159,25 +178,48 @@ class Retriever:
     def __reduce__(self) -> tuple[Callable[[Deployment], Retriever], tuple[Deployment]]:
         return Deployment.open, (self.deployment,)
 
-    @classmethod
-    def load(cls, folder: str | Path, settings: LoadSettings | None = None) -> Retriever:
-        """Reads a retriever from the folder of an export or of a run; computed by jax as usual."""
-        path, settings = Path(folder).expanduser(), settings or LoadSettings()
-        exported = (path / RETRIEVER).is_file()
-        if not exported and not (path / CONFIG_NAME).is_file():
-            raise InputError(
-                f"{path} holds no retriever; give the folder of an export or of a trained run."
-            )
-        if exported:
-            return cls(of_export(path, settings), path, settings)
+    @staticmethod
+    def load(source: str | Path, settings: LoadSettings | None = None) -> Retriever:
+        """Reads the retriever of an export's or a run's folder; computed by jax as usual.
+
+        Any other encoder (a folder, a hub name, "minilm") and "bm25" search once for a question.
+        """
+        path, settings = Path(source).expanduser(), settings or LoadSettings()
+        if (path / RETRIEVER).is_file():
+            return Retriever(of_export(path, settings), path, settings)
+        run = (path / CONFIG_NAME).is_file()
         if settings.backend != JAX:
             raise InputError(
-                f"{path} is the folder of a run, which jax alone computes; export the run and give "
-                f"that folder for the backend {settings.backend}."
+                f"{path} is no export, and jax alone computes it; export the run and give that "
+                f"folder for the backend {settings.backend}."
             )
-        from qrag_jax.systems.saved_run import of_run
+        if run:
+            from qrag_jax.systems.saved_run import of_run
 
-        return cls(of_run(path, settings.checkpoint, settings.dtype), path, settings)
+            return Retriever(of_run(path, settings.checkpoint, settings.dtype), path, settings)
+        if str(source) == BM25:
+            return SingleStepRetriever(None, settings)
+        # A hub name has the form of a path; where its first part is a folder here, it is none.
+        is_here = path.exists() or (len(path.parts) > 1 and Path(path.parts[0]).exists())
+        if is_here and not (path / "config.json").is_file():
+            raise InputError(
+                f"{path} holds no retriever; give the folder of an export, of a trained run or of "
+                "an encoder."
+            )
+        from qrag_jax.models.first_encoder import EncoderConfig
+
+        how: Any = {
+            "state_prefix": settings.question_prefix,
+            "chunk_prefix": settings.passage_prefix,
+        }
+        encoder = PlainEncoder(str(source), EncoderConfig(dtype=settings.dtype or "auto", **how))
+        _ = encoder.passages  # read now, so that a wrong folder is refused here
+        return SingleStepRetriever(encoder, settings)
+
+    @property
+    def title_separator(self) -> str:
+        """What stands between the title and the text of a passage."""
+        return self.config.title_separator
 
     def digest(self) -> str:
         """Tells it from other retrievers: its weights, and how it composes states and searches.
@@ -191,25 +233,39 @@ class Retriever:
         self, corpus: str | Path, folder: str | Path, settings: IndexSettings | None = None
     ) -> None:
         """Embeds a corpus (a file or folder) into an index, or goes on with one, and opens it."""
-        encoder = self._backend.passages()
-        from qrag_jax.systems.indexing import index_corpus
+        from qrag_jax.systems.indexing import IndexSettings, index_corpus
 
+        encoder = self._passages()
+        if encoder is None:
+            settings = dataclasses.replace(settings or IndexSettings(), engine=BM25)
         index_corpus(Path(corpus).expanduser(), Path(folder).expanduser(), encoder, settings)
         self.open(folder)
+
+    def _passages(self) -> PassageEncoder | None:
+        return self._backend.passages()
 
     def open(self, folder: str | Path, engine: str = "", url: str = "") -> None:
         """Opens an index; what is open stays what it is when the index grows.
 
         Args:
-            engine: one of `index_folder.OF_VECTORS`; "": "exact" for the backend jax, else "scan".
+            engine: one of `index_folder.ENGINES` that compares what the retriever does; "": of
+                vectors "exact" for the backend jax, else "scan".
             url: of the server of Qdrant; "": where it was when the index was built.
         """
+        index, self._search = self._opened(IndexAt(Path(folder).expanduser(), engine, url))
+        self.deployment = dataclasses.replace(
+            self.deployment,
+            index=str(Path(folder).expanduser()),  # not the version that is open
+            engine=index.engine,
+            url=index.url,
+        )
+
+    def _opened(self, index: IndexAt) -> tuple[IndexAt, MultiStepSearch | SingleStepSearch]:
         first, last = (EXACT, SCAN) if self.deployment.settings.backend == JAX else (SCAN, EXACT)
         otherwise = (
             "a trained retriever compares vectors: leave it out, or build an index with qrag "
             "index --workdir=RUN"
         )
-        index = IndexAt(Path(folder).expanduser(), engine, url)
         index = index.settled((first, QDRANT, FAISS, last), otherwise)
         if index.encoder.partition(towers.TOWER_END)[0] != self.config.digest:
             raise InputError(
@@ -217,13 +273,15 @@ class Retriever:
                 f"{self.deployment.folder}, or by settings of its own; give the retriever that "
                 "embedded it, or index the corpus with this one."
             )
-        self._search = MultiStepSearch(index.open(), self._backend.encoders, self.rules)
-        self.deployment = dataclasses.replace(
-            self.deployment,
-            index=str(Path(folder).expanduser()),  # not the version that is open
-            engine=index.engine,
-            url=index.url,
-        )
+        return index, MultiStepSearch(index.open(), self._backend.encoders, self.rules)
+
+    def encode(self, texts: Sequence[str], *, questions: bool = False) -> np.ndarray:
+        """float32 `[texts, width]`: vectors of passages before any rotation, or of questions."""
+        encoders = self._encoders()
+        return encoders.states([(t, ()) for t in texts]) if questions else encoders.chunks(texts)
+
+    def _encoders(self) -> towers.Towers:
+        return self._backend.encoders
 
     @overload
     def search(  # a text is a sequence of texts, too
@@ -254,34 +312,67 @@ class Retriever:
         asked = [questions] if isinstance(questions, str) else list(questions)
         if topk is not None and topk < 1:
             raise InputError(f"topk is {topk}; give at least 1.")
-        if wrong := [question for question in asked if well_formed(question) != question]:
-            raise InputError(f"the question {wrong[0]!r} holds half of a surrogate pair; mend it.")
-        wanted = topk if steps is None else None
-        rules = self.rules.changed(topk=wanted, beam=beam, threshold=threshold)
-        if cut := len(self._backend.encoders.cut(asked)):
-            most = self._backend.encoders.form.question_tokens
+        self.check(asked)
+        if cut := len(self.engine.cut(asked)):
             warnings.warn(
-                f"{cut} of {len(asked)} questions have more than {most} tokens and were cut there, "
-                "as in training",
+                f"{cut} of {len(asked)} questions are longer than the encoder reads and were cut",
                 stacklevel=2,
             )
+        rules = {"beam": beam, "threshold": threshold}
         with self._lock:
-            limits = rules.steps_for(topk) if steps is None else steps
-            found = self.multi_step.with_rules(rules).search(asked, limits, where)
+            found = self._found(asked, steps, topk, rules, where)
         best = [hits[:topk] for hits in found]
         return best[0] if isinstance(questions, str) else best
 
+    def _found(self, asked, steps, topk, rules, where) -> list[list[Hit]]:
+        rules = self.rules.changed(topk=topk if steps is None else None, **rules)
+        limits = rules.steps_for(topk) if steps is None else steps
+        return self.engine.with_rules(rules).search(asked, limits, where)
+
+    def check(self, questions: Sequence[str]) -> None:
+        """Refuses questions that cannot be searched for."""
+        for question in questions:
+            if well_formed(question) != question:
+                raise InputError(
+                    f"the question {question!r} holds half of a surrogate pair; mend it."
+                )
+            if isinstance(self.engine, SingleStepSearch):
+                self.engine.check(question)
+
     @property
-    def multi_step(self) -> MultiStepSearch:
+    def engine(self) -> Any:
         """The search over the open index, by the retriever's own rules."""
         if self._search is None:
             raise InputError("no index is open; call index(corpus, folder) or open(folder) first.")
         return self._search
 
 
+def score_hits(
+    hits: Mapping[str, Sequence[Hit]], qrels: Qrels | str | Path, measures: Sequence[str]
+) -> dict[str, tuple[float, float, float]]:
+    """Mean of each measure over the queries that have a relevant passage, and its 95 % interval.
+
+    Args:
+        hits: id of each query → its hits, best first.
+        qrels: query → passage → relevance, or a file of them in TREC's or BEIR's form; queries
+            that were not searched for do not count.
+        measures: such as "recall@4" and "ndcg@10" (`metrics.ranking`).
+    """
+    from qrag_jax.data.corpora import read_qrels  # a server needs none of these
+    from qrag_jax.metrics.bootstrap import mean_interval
+    from qrag_jax.metrics.ranking import ranking_columns
+
+    judged = qrels if isinstance(qrels, Mapping) else read_qrels(Path(qrels).expanduser())
+    judged = {query: grades for query, grades in judged.items() if query in hits}
+    ranked = {query: [hit.id for hit in found] for query, found in hits.items()}
+    columns = ranking_columns(ranked, judged, measures)
+    return {name: mean_interval([*column.values()]) for name, column in columns.items()}
+
+
 # ---------------------------------------------------------------- searches in one step
 
 BY_VECTORS = (EXACT, QDRANT, FAISS, SCAN, HYBRID)
+USUAL_COUNT = 10  # passages, where nobody says how many
 
 
 @dataclasses.dataclass(frozen=True)
@@ -294,25 +385,67 @@ class PlainEncoder:
     config: EncoderConfig | None = None
     max_tokens: int = 0
 
+    @functools.cached_property
+    def passages(self) -> PassageEncoder:
+        from qrag_jax.systems.indexing import PassageEncoder
+
+        return PassageEncoder.of_folder(self.path, self.config, max_tokens=self.max_tokens)
+
 
 def open_plain(index: IndexAt, encoder: PlainEncoder | None = None) -> SingleStepSearch:
     """Opens an index with the encoder that embedded it; None: its words are compared."""
+    return _open_plain(index, encoder)[1]
+
+
+def _open_plain(index: IndexAt, encoder: PlainEncoder | None) -> tuple[IndexAt, SingleStepSearch]:
     if encoder is None:
         otherwise = (
             "give what makes vectors of questions: --workdir=RUN, --retriever=EXPORT or "
             "--encoder=FOLDER"
         )
-        return SingleStepSearch(index.settled(OF_WORDS, otherwise).open())
+        index = index.settled(OF_WORDS, otherwise)
+        return index, SingleStepSearch(index.open())
     index = index.settled(BY_VECTORS, "leave --encoder out, or index the corpus with the encoder")
-    from qrag_jax.systems.indexing import PassageEncoder
-
-    own = PassageEncoder.of_folder(encoder.path, encoder.config, max_tokens=encoder.max_tokens)
-    if index.encoder != own.digest():
+    if index.encoder != encoder.passages.digest():
         raise InputError(
             f"{index.folder} was embedded by another encoder, or with another dtype, pooling, "
             "prefix or length, than those given; give the ones that it was built with."
         )
-    return SingleStepSearch(index.open(), own)
+    return index, SingleStepSearch(index.open(), encoder.passages)
+
+
+class SingleStepRetriever(Retriever):
+    """Searches once: by an encoder that was not trained here, or (None) by words."""
+
+    def __init__(self, encoder: PlainEncoder | None, settings: LoadSettings | None = None) -> None:
+        self._encoder = encoder
+        self._begin(encoder.path if encoder else BM25, settings or LoadSettings())
+
+    @property
+    def title_separator(self) -> str:
+        return self._encoder.passages.title_separator if self._encoder else TITLE_SEPARATOR
+
+    def digest(self) -> str:
+        return self._encoder.passages.digest() if self._encoder else BM25
+
+    def _passages(self) -> PassageEncoder | None:
+        return self._encoder.passages if self._encoder else None
+
+    def _opened(self, index: IndexAt) -> tuple[IndexAt, SingleStepSearch]:
+        return _open_plain(index, self._encoder)
+
+    def _encoders(self) -> towers.Towers:
+        if self._encoder is None:
+            raise InputError("BM25 compares words and has no vectors; load an encoder.")
+        return self._encoder.passages.towers
+
+    def _found(self, asked, steps, topk, rules, where) -> list[list[Hit]]:
+        if steps not in (None, 1) or any(value is not None for value in rules.values()):
+            raise InputError(
+                f"{self.deployment.folder} searches once; leave out steps, beam and threshold, or "
+                "load a trained retriever."
+            )
+        return self.engine.search(asked, topk or USUAL_COUNT, where)
 
 
 def open_searcher(
@@ -322,8 +455,6 @@ def open_searcher(
     encoder: PlainEncoder | None = None,
 ) -> Searcher:
     """What is served: the retriever of a folder, else a plain encoder, else words."""
-    if not retriever:
-        return Searcher(open_plain(index, encoder))
-    opened = Retriever.load(retriever, settings)
+    opened = Retriever.load(retriever, settings) if retriever else SingleStepRetriever(encoder)
     opened.open(index.folder, index.engine, index.url)
-    return Searcher(opened.multi_step)
+    return Searcher(opened.engine)

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from qrag_jax import LoadSettings, Retriever
+from qrag_jax import LoadSettings, Retriever, score_hits
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.towers import TorchTower
@@ -28,6 +28,7 @@ from tests.entry_points import ROOT, Commands, log_rows
 from tests.json_server import Call, listening
 from tests.reference import chunk_positions, rotated
 from tests.support.worlds import write_lines
+from tests.systems.corpora import records, write_corpus_file, write_tower
 from tests.systems.parts import chunks_of
 
 sentence_transformers = pytest.importorskip("sentence_transformers")
@@ -187,6 +188,39 @@ def test_counts_copies_and_threads(exported: Path, task: Task, tmp_path: Path) -
     other.index(write_corpus(tmp_path / "one.jsonl", task.texts[:6]), tmp_path / "index")
     assert other.search(task.questions) != plain
     assert retriever.search(task.questions) == plain
+
+
+def test_encoders_and_words_search_once(tmp_path: Path) -> None:
+    corpus, tower = write_corpus_file(tmp_path / "c.jsonl", 60), write_tower(tmp_path / "tower")
+    texts = [f"{row['title']}. {row['text']}".removeprefix(". ") for row in records(60)]
+    retriever = Retriever.load(tower, FLOAT32)
+    retriever.index(corpus, tmp_path / "index")
+    question = "the silver clock of the station"
+    scores = retriever.encode(texts) @ retriever.encode([question], questions=True)[0]
+    best = np.argsort(-scores, kind="stable")[:10]
+    hits = retriever.search(question)
+    assert [hit.id for hit in hits] == [f"p{n}" for n in best]
+    np.testing.assert_allclose([hit.score for hit in hits], scores[best], atol=TOLERANCE)
+    again = pickle.loads(pickle.dumps(retriever))  # noqa: S301  (our own)
+    assert again.search([question], topk=3) == [hits[:3]]
+    words = Retriever.load("bm25")
+    words.index(corpus, tmp_path / "index")
+    by_words = words.search(question, topk=5)
+    assert all({"silver", "clock", "station"} & {*hit.text.lower().split()} for hit in by_words)
+    for wrong in (
+        lambda: words.encode([question]),
+        lambda: words.search(question, 2),
+        lambda: retriever.search(question, beam=2),
+        lambda: words.open(tmp_path / "index", "exact"),
+        lambda: Retriever.load(tmp_path / "nothing"),
+        lambda: Retriever.load("minilm", LoadSettings(backend="torch")),
+    ):
+        with pytest.raises(InputError):
+            wrong()
+    found = {"a": hits, "b": by_words, "c": hits}
+    qrels = {"a": {hits[1].id: 1, "p-": 1}, "b": {by_words[0].id: 2}, "d": {"p0": 1}}
+    assert score_hits(found, qrels, ["recall@2", "rr"])["recall@2"][0] == (0.5 + 1) / 2
+    assert score_hits(found, qrels, ["recall@2", "rr"])["rr"][0] == (0.5 + 1) / 2
 
 
 WITHOUT_JAX = """
