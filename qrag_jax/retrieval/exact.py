@@ -7,6 +7,10 @@ groups with the highest maxima: were one in another group, k others with scores 
 before it. Last, the passages of these groups are scored again, one by one in float32. So the
 products of a block may be less exact than the result, if there are more groups than k.
 
+A plain loop of products, `lax.top_k` and a merge takes 0.8 to 1.1 times as long for k = 10, but 2.2
+to 3 times for k = 100 by 64 or 512 queries (`approx_max_k` likewise; 200,000 x 384, float32, two
+busy cores of an AMD EPYC, 2026-11-30): hits that are fused need 100.
+
 Vectors on the devices may be coarser than those of the files. Then `_CANDIDATES` times k passages
 are found with them and scored in float32 by the files on the host: only these have the finer
 numbers, and the devices need not hold both.
