@@ -278,7 +278,10 @@ class Retriever:
     def encode(self, texts: Sequence[str], *, questions: bool = False) -> np.ndarray:
         """float32 `[texts, width]`: vectors of passages before any rotation, or of questions."""
         encoders = self._encoders()
-        return encoders.states([(t, ()) for t in texts]) if questions else encoders.chunks(texts)
+        with self._lock:
+            if questions:
+                return encoders.states([(text, ()) for text in texts])
+            return encoders.chunks(texts)
 
     def _encoders(self) -> towers.Towers:
         return self._backend.encoders
