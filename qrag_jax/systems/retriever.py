@@ -75,6 +75,7 @@ class Backend(NamedTuple):
     passages: Callable[[], PassageEncoder]  # embeds the passages of an index
 
 
+RUN, MODEL = "run", "model"  # what a folder holds that is no export
 JAX, TORCH, ENDPOINT = BACKENDS = ("jax", "torch", "endpoint")
 
 
@@ -187,13 +188,14 @@ class Retriever:
         path, settings = Path(source).expanduser(), settings or LoadSettings()
         if (path / RETRIEVER).is_file():
             return Retriever(of_export(path, settings), path, settings)
-        run = (path / CONFIG_NAME).is_file()
+        config = path / CONFIG_NAME  # a model's file has this name, too
+        kind = config.is_file() and (MODEL if b'"model_type"' in config.read_bytes() else RUN)
         if settings.backend != JAX:
             raise InputError(
                 f"{path} is no export, and jax alone computes it; export the run and give that "
                 f"folder for the backend {settings.backend}."
             )
-        if run:
+        if kind == RUN:
             from qrag_jax.systems.saved_run import of_run
 
             return Retriever(of_run(path, settings.checkpoint, settings.dtype), path, settings)
@@ -201,7 +203,7 @@ class Retriever:
             return SingleStepRetriever(None, settings)
         # A hub name has the form of a path; where its first part is a folder here, it is none.
         is_here = path.exists() or (len(path.parts) > 1 and Path(path.parts[0]).exists())
-        if is_here and not (path / "config.json").is_file():
+        if is_here and kind != MODEL:
             raise InputError(
                 f"{path} holds no retriever; give the folder of an export, of a trained run or of "
                 "an encoder."
@@ -212,9 +214,9 @@ class Retriever:
             "state_prefix": settings.question_prefix,
             "chunk_prefix": settings.passage_prefix,
         }
-        encoder = PlainEncoder(str(source), EncoderConfig(dtype=settings.dtype or "auto", **how))
-        _ = encoder.passages  # read now, so that a wrong folder is refused here
-        return SingleStepRetriever(encoder, settings)
+        plain = PlainEncoder(str(source), EncoderConfig(dtype=settings.dtype or "auto", **how))
+        _ = plain.passages  # read now, so that a wrong folder is refused here
+        return SingleStepRetriever(plain, settings)
 
     @property
     def title_separator(self) -> str:

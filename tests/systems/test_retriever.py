@@ -192,8 +192,10 @@ def test_counts_copies_and_threads(exported: Path, task: Task, tmp_path: Path) -
 
 def test_encoders_and_words_search_once(tmp_path: Path) -> None:
     corpus, tower = write_corpus_file(tmp_path / "c.jsonl", 60), write_tower(tmp_path / "tower")
-    texts = [f"{row['title']}. {row['text']}".removeprefix(". ") for row in records(60)]
     retriever = Retriever.load(tower, FLOAT32)
+    separator = retriever.title_separator
+    texts = [f"{row['title']}{separator}{row['text']}" for row in records(60)]
+    texts = [text.removeprefix(separator) for text in texts]
     retriever.index(corpus, tmp_path / "index")
     question = "the silver clock of the station"
     scores = retriever.encode(texts) @ retriever.encode([question], questions=True)[0]
