@@ -38,8 +38,7 @@ from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.whole_files import check_is_free, whole_folder, writing
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.config import without_folders
-from qrag_jax.systems.saved_run import ADAPTER, CARD, TEMPLATES, SavedRun, export
+from qrag_jax.systems.config import ADAPTER, CARD, TEMPLATES, without_folders
 from qrag_jax.systems.scoring import SUMMARY, mesh_of_run, saved_params
 
 # Systems whose language models can be exported: their names for readers, and what models learn
@@ -73,6 +72,8 @@ def main() -> int:
                 out.mkdir(parents=True, exist_ok=True)
                 system.export(state, out)
         else:
+            from qrag_jax.systems.q_rag_run import SavedRun, export
+
             run = SavedRun.open(workdir, config)
             export(run, run.chosen(run_flags.given_checkpoint()), out)
     print("\n".join(str(path) for path in sorted(out.iterdir(), key=lambda p: (p.is_file(), p))))

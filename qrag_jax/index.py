@@ -44,7 +44,6 @@ from qrag_jax.runtime.mesh import host_mesh
 from qrag_jax.runtime.platform import enable_persistent_cache
 from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import index_change, indexing, run_flags
-from qrag_jax.systems.saved_run import SavedRun
 
 OF_SETTINGS = ("dtype", "language", "skip_empty", "part", "workers")
 # Flag → the engines that read it; flags of new indexes, and of encoders.
@@ -120,6 +119,8 @@ def _encoder(engine: str, out: Path, changes: bool) -> indexing.PassageEncoder |
     if not values.encoder:  # a run has its own, which --config.FIELD=VALUE changes
         commandline.refuse_unread(OF_ENCODER, "--workdir")
     if values.workdir:
+        from qrag_jax.systems.q_rag_run import SavedRun
+
         run = SavedRun.open(Path(flags.FLAGS.workdir), values.config, host_mesh)
         which = run.chosen(run_flags.given_checkpoint())
         return indexing.PassageEncoder.of_run(run, run.trained(which)[0])

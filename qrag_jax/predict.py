@@ -28,20 +28,16 @@ from qrag_jax.metrics.rows import REWRITES
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.whole_files import writing
-from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, run_flags
+from qrag_jax.systems import run_flags
 from qrag_jax.systems.config import ALL
-from qrag_jax.systems.deepretrieval import OF_QUERIES, open_rewriter, rewritten_lines
-from qrag_jax.systems.leret import OF_QUESTIONS, open_hop_predictor, write_pairs
-from qrag_jax.systems.rlvr import open_players
 from qrag_jax.systems.scoring import CHECKPOINTS, FIRST, Predictor, are_others, resumable
 
 EXAMPLE = "configs/rlvr.py:smol"
-WRITERS = leret_config.NAME, deepretrieval_config.NAME
-SYSTEMS = rlvr_config.NAME, *WRITERS
+RLVR, LERET, DEEPRETRIEVAL = SYSTEMS = ("rlvr", "leret", "deepretrieval")
 # Flag → the system that reads it.
 READ_BY = {
-    **dict.fromkeys(("sampled", "retriever"), (rlvr_config.NAME,)),
-    **dict.fromkeys(("preferences", "iteration"), (leret_config.NAME,)),
+    **dict.fromkeys(("sampled", "retriever"), (RLVR,)),
+    **dict.fromkeys(("preferences", "iteration"), (LERET,)),
 }
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to ask, 0 for all.", lower_bound=0)
 SAMPLED = flags.DEFINE_integer(
@@ -91,7 +87,9 @@ def main() -> int:
         return status
     count = len(player.asked)
     print(f"{count * draws} rows of {count} questions, {weights.label}: {out}")
-    if config.system == deepretrieval_config.NAME:
+    if config.system == DEEPRETRIEVAL:
+        from qrag_jax.systems.deepretrieval import rewritten_lines
+
         print("\n".join(rewritten_lines(REWRITES.read(out))))
     return 0
 
@@ -101,11 +99,15 @@ def _opened(
     workdir: Path | None, folder: Path, config: ConfigDict, out: Path | None
 ) -> Iterator[tuple[Predictor, str]]:
     """What plays, and what ends the name of its file."""
-    if workdir and config.system == leret_config.NAME:
+    if workdir and config.system == LERET:
+        from qrag_jax.systems.leret import OF_QUESTIONS, open_hop_predictor
+
         pool = _beside(workdir, config, OF_QUESTIONS, out)
         with open_hop_predictor(config, workdir, pool=pool) as writer:
             yield writer, ""
-    elif workdir and config.system == deepretrieval_config.NAME:
+    elif workdir and config.system == DEEPRETRIEVAL:
+        from qrag_jax.systems.deepretrieval import OF_QUERIES, open_rewriter
+
         queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
         if queries and out is None:
             raise InputError(
@@ -115,6 +117,8 @@ def _opened(
         with open_rewriter(config, workdir, queries=queries, search=search) as rewriter:
             yield rewriter, ""
     else:
+        from qrag_jax.systems.rlvr import open_players
+
         with open_players(config, workdir, folder, sampled=SAMPLED.value) as players:
             ((retriever, player),) = players.items()
             yield player, f"-{retriever}"
@@ -129,6 +133,8 @@ def _beside(
 
 
 def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) -> int:
+    from qrag_jax.systems.leret import open_hop_predictor, write_pairs
+
     opened = open_hop_predictor(config, workdir, trains=True)
     with writing(path, "--preferences"), opened as predictor:
         pairs, states, others = write_pairs(predictor.system, iteration, path)
@@ -143,10 +149,10 @@ def _config() -> tuple[Path | None, ConfigDict]:
     system = config.get("system")
     if not workdir and not OUT.value:
         raise InputError("give the file to write, for example --out=predictions.jsonl.")
-    if not workdir and system != rlvr_config.NAME:
+    if not workdir and system != RLVR:
         raise InputError(
-            f"--config is an experiment of {system}; give one of {rlvr_config.NAME}, for example "
-            f"--config={EXAMPLE}, or a run of {' or '.join(WRITERS)} by --workdir."
+            f"--config is an experiment of {system}; give one of {RLVR}, for example "
+            f"--config={EXAMPLE}, or a run of {' or '.join(SYSTEMS[1:])} by --workdir."
         )
     commandline.refuse_unread(READ_BY, system, "runs of ")
     config = config.copy_and_resolve_references()

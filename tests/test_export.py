@@ -24,10 +24,10 @@ from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.first_encoder import EncoderConfig, load_encoder, with_new_adapters
 from qrag_jax.models.pretrained import LoadedEncoder, LoraConfig
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
-from qrag_jax.systems import saved_run
+from qrag_jax.systems import q_rag_run
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.indexing import PassageEncoder
-from qrag_jax.systems.saved_run import SavedRun, weights_digest
+from qrag_jax.systems.q_rag_run import SavedRun, weights_digest
 from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, json_lines, log_rows, refusal
 from tests.support.parity import vectors_of
 from tests.support.small_models import write_small_model
@@ -113,10 +113,10 @@ def test_refusals_leave_nothing(scored_run: Path, commands: Commands, tmp_path: 
     (tmp_path / "file").write_text("x")
     run = opened(workdir)
     with pytest.raises(InputError, match="file"):
-        saved_run.export(run, "last", tmp_path / "file")
+        q_rag_run.export(run, "last", tmp_path / "file")
     shutil.rmtree(workdir / "checkpoints")
     with pytest.raises(InputError, match="checkpoint"):
-        saved_run.export(run, "last", tmp_path / "deep" / "out")
+        q_rag_run.export(run, "last", tmp_path / "deep" / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
 
 
@@ -134,8 +134,8 @@ def test_prefixes_and_a_scale_behind_the_norm_are_in_the_file(
 ) -> None:
     config = load_config(scored_run / "config.json")
     config.encoder.update(normalise=True, scale=3.0, state_prefix="query: ")
-    config.eval.update(beam=4, beam_score="sum")
-    saved_run.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
+    config.eval.update(beam=4, beam_score="sum", batch_size=3)  # which no export reads
+    q_rag_run.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
     found = RetrieverConfig.read(tmp_path / "out")
     assert (found.state.prefix, found.chunk.prefix) == ("query: ", "")
     assert (found.state.scale, found.chunk.scale) == (3.0, 3.0)
@@ -150,8 +150,8 @@ def test_a_threshold_that_was_tuned_for_other_weights_is_left_out(
     label = f"last-{step}"
     report = {"threshold": 0.5, "provenance": {"weights": weights_digest(params)}}
     (run.workdir / "eval" / label / REPORT).write_text(json.dumps(report))
-    assert saved_run.stop_threshold(run, label, params) == 0.5
-    assert saved_run.stop_threshold(run, label, run.untrained()) is None
+    assert q_rag_run.stop_threshold(run, label, params) == 0.5
+    assert q_rag_run.stop_threshold(run, label, run.untrained()) is None
 
 
 # ---------------------------------------------------------------- towers and models alone
@@ -198,14 +198,14 @@ def test_towers_keep_their_vectors(
     )
     params = two_towers(loaded)
     separator = loaded.tokenizer.backend.id_to_token(loaded.encoder.sep_id)
-    encoder, form = loaded.encoder, saved_run.row_form(loaded.encoder, config)
+    encoder, form = loaded.encoder, q_rag_run.row_form(loaded.encoder, config)
     for name, opening, parts in (
         ("state", encoder.state_opening, [["the moth"], ["the moth", "a b"], ["b", "a", "a"]]),
         # A separator that a chunk's own text has is text.
         ("chunk", encoder.chunk_opening, [["the moth"], ["b a"], [""], [f"a {separator} b"]]),
     ):
-        number = saved_run.TOWERS[name]
-        saved_run.write_tower(loaded, name, form, params, tmp_path / name)
+        number = q_rag_run.TOWERS[name]
+        q_rag_run.write_tower(loaded, name, form, params, tmp_path / name)
         expected = vectors_of(loaded, parts, encoder.tower(params, number), opening)
         found = model(tmp_path / name).encode([separator.join(texts) for texts in parts])
         assert found.shape == expected.shape
@@ -229,9 +229,9 @@ def test_adapters_are_merged(config: ml_collections.ConfigDict, tmp_path: Path) 
         lambda leaf: rng.standard_normal((2, *leaf.shape)).astype(np.float32) / 4, loaded.adapters
     )
     params = Adapted(loaded.params, trained)
-    encoder, form = loaded.encoder, saved_run.row_form(loaded.encoder, config)
-    for name, number in saved_run.TOWERS.items():
-        saved_run.write_tower(loaded, name, form, params, tmp_path / name)
+    encoder, form = loaded.encoder, q_rag_run.row_form(loaded.encoder, config)
+    for name, number in q_rag_run.TOWERS.items():
+        q_rag_run.write_tower(loaded, name, form, params, tmp_path / name)
         found = model(tmp_path / name).encode(["the moth", "b a"])
         opening = (encoder.state_opening, encoder.chunk_opening)[number]
         own = encoder.tower(params, number)
@@ -252,10 +252,10 @@ def test_a_tokenizer_that_reads_joined_parts_otherwise_is_refused(
         known = json.loads((folder / name).read_text())
         (folder / name).write_text(json.dumps(known | fields))
     loaded = load_encoder(folder)
-    both, form = two_towers(loaded), saved_run.row_form(loaded.encoder, config)
-    saved_run.write_tower(loaded, "chunk", form, both, tmp_path / "chunk")
+    both, form = two_towers(loaded), q_rag_run.row_form(loaded.encoder, config)
+    q_rag_run.write_tower(loaded, "chunk", form, both, tmp_path / "chunk")
     with pytest.raises(InputError, match=r"state: .*'Who wrote"):
-        saved_run.write_tower(loaded, "state", form, both, tmp_path / "state")
+        q_rag_run.write_tower(loaded, "state", form, both, tmp_path / "state")
 
 
 def test_transformers_and_peft_compute_what_was_trained(tmp_path: Path) -> None:

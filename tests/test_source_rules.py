@@ -18,6 +18,7 @@ from configs import harr_grpo
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.generation import chat_template
 from qrag_jax.runtime.saved_config import save_config
+from qrag_jax.systems import SYSTEMS
 from tests.entry_points import ROOT, Commands, refusal
 
 PACKAGE = ROOT / "qrag_jax"
@@ -59,8 +60,9 @@ def imported(tree: ast.Module) -> set[str]:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
-            at_top = node.module == "qrag_jax"
-            found |= {f"qrag_jax.{alias.name}" for alias in node.names} if at_top else {node.module}
+            names = {f"{node.module}.{alias.name}" for alias in node.names}
+            at_top = node.module in ("qrag_jax", "qrag_jax.systems")  # modules are imported of them
+            found |= names if at_top else {node.module}
     return found
 
 
@@ -77,6 +79,27 @@ def test_imports_go_down() -> None:
         if room_of(module) == "algorithms":  # formulas know JAX alone
             roots = {name.partition(".")[0] for name in imported(tree)}
             assert roots <= {"jax", "qrag_jax", *sys.stdlib_module_names}, module
+
+
+def test_only_the_registry_names_a_system() -> None:
+    """Other modules import none when they are imported, and a system none of another one ever.
+
+    Files of a system begin with its name; a command may be for one system alone.
+    """
+    of_one = {"qrag_jax.filter_data": "harr"}
+
+    def system_of(module: str) -> str:
+        room, _, name = module.removeprefix("qrag_jax.").partition(".")
+        own = [each for each in SYSTEMS if room == "systems" and name.startswith(each)]
+        return own[0] if own else of_one.get(module, "")
+
+    for module, tree in modules().items():
+        own = system_of(module)
+        # Functions and conditions (of types) are no part of what an import of the module runs.
+        lazy = (ast.FunctionDef, ast.ClassDef, ast.If)
+        at_once = ast.Module([node for node in tree.body if not isinstance(node, lazy)], [])
+        for name in imported(tree if own else at_once):
+            assert system_of(name) in ("", own), f"{module} imports {name}"
 
 
 def test_pinned_versions_have_hashes_no_address_and_fit_the_package() -> None:

@@ -33,9 +33,9 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.protocol import Passage, Queries
 from qrag_jax.runtime.pretrained_files import find_minilm
-from qrag_jax.systems import saved_run
+from qrag_jax.systems import q_rag_run
 from qrag_jax.systems.indexing import CORPUS, PassageEncoder, index_corpus
-from qrag_jax.systems.saved_run import SavedRun
+from qrag_jax.systems.q_rag_run import SavedRun
 
 K = 10
 SIZES = ((1_000_000, 384, 1), (1_000_000, 384, 64), (200_000, 1024, 64))
@@ -212,10 +212,10 @@ def towers_of(setting: Setting) -> Towers:
     shutil.copytree(model, folder / "run" / FOLDER)
     run, export = SavedRun.open(folder / "run", given), folder / "export"
     export.mkdir()
-    form = saved_run.row_form(run.loaded.encoder, run.config)
-    for name in saved_run.TOWERS:
-        saved_run.write_tower(run.loaded, name, form, run.untrained(), export / name)
-    saved_run.retriever_config(run, run.untrained(), export, None).write(export)
+    form = q_rag_run.row_form(run.loaded.encoder, run.config)
+    for name in q_rag_run.TOWERS:
+        q_rag_run.write_tower(run.loaded, name, form, run.untrained(), export / name)
+    q_rag_run.retriever_config(run, run.untrained(), export, None).write(export)
     index_corpus(corpus, folder / "index", _encoder(setting, export))
     return Towers(export, folder / "index", corpus, texts)
 

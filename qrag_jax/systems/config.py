@@ -27,6 +27,8 @@ from qrag_jax.runtime.platform import ask_determinism, enable_persistent_cache
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.whole_files import half
 
+# Of an export: its card, the template of that, and adapters.
+CARD, TEMPLATES, ADAPTER = "README.md", Path(__file__).parent / "cards", "adapter"
 # Which questions are scored: a checkpoint's score is too high on those that chose it.
 CHOOSING, REPORTED, ALL = HALVES = ("choosing", "reported", "all")
 

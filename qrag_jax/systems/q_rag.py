@@ -321,7 +321,7 @@ def load_inputs(
     read, dev = load_splits(config.data, config.dev_data, hold_out=not config.eval.path)
     if config.data.negatives.index:
         # Searching a corpus is an option, which most trainings do without.
-        from qrag_jax.systems.mined_negatives import with_negatives
+        from qrag_jax.systems.q_rag_negatives import with_negatives
 
         read = with_negatives(config.data.negatives, read, run, config.data.passage_separator)
     train, played, scored, has_facts = with_labels(config, read, dev)

@@ -41,11 +41,11 @@ from qrag_jax.runtime.aot import PeakMemory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.plots import plot_lengths
-from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.runtime.saved_config import CONFIG_NAME, check_split
 from qrag_jax.runtime.whole_files import write_json
 from qrag_jax.systems import scoring
 from qrag_jax.systems.config import chosen_places, load_config
-from qrag_jax.systems.saved_run import SavedRun, mesh_towers, row_form, weights_digest
+from qrag_jax.systems.q_rag_run import SavedRun, mesh_towers, row_form, weights_digest
 
 _PART = 16  # batches written together
 # Settings of the beam search: greedy play to the end does not depend on them.
@@ -189,6 +189,7 @@ def _feedback(run: SavedRun) -> Any:
 def _actor(run: SavedRun, shape: EpisodeShape, store: TokenStore) -> Actor:
     """Plays documents of this shape, which must fit, with blocks for those of the store."""
     encoder, rollout = run.loaded.encoder, run.config.rollout
+    check_split("eval.batch_size", run.config.eval.batch_size, run.mesh.size)
     check_fit(rollout, encoder, shape, {"evaluation": store})
     fitting = run.config.encoder, rollout, encoder, shape, [store]
     return Actor(encoder, choose_block_shapes(*fitting, platform=Platform.of(run.mesh)), rollout)

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +20,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config, training
 from qrag_jax.systems.run_flags import experiment_of
-from tests.entry_points import ROOT, Commands, metric_lines, refusal
+from tests.entry_points import ROOT, SHARED, Commands, metric_lines, refusal
 
 
 def test_a_system_in_one_file_is_trained_resumed_scored_and_exported(
@@ -48,6 +51,53 @@ def test_a_system_in_one_file_is_trained_resumed_scored_and_exported(
         commands.succeed("export", *words, "--checkpoint=last", f"--out={to}")
         weights.append((to / "weights.txt").read_text())
     assert weights[0] == weights[1]
+
+
+# Of copies of the package that lack a system, one after the other: the others open and are scored
+# there, and one of them learns.
+WITHOUT_ONE = """
+import importlib, sys
+from pathlib import Path
+folder, learning, *fields = sys.argv[1:]
+for copy in sorted(Path(folder).iterdir()):
+    for name in [each for each in sys.modules if each.partition(".")[0] in ("qrag_jax", "configs")]:
+        del sys.modules[name]
+    sys.path[0] = str(copy)
+    from qrag_jax import systems
+    from qrag_jax.systems import run_flags, training
+    assert Path(systems.__file__).is_relative_to(copy)
+    for other in systems.SYSTEMS:
+        assert importlib.import_module(systems.SYSTEMS[other]).open_system, other
+        assert systems.scorer(other), other
+    if copy.name == learning:
+        status = training.train(run_flags.experiment_of(fields), copy / "run")
+        assert status == 0, status
+    print(copy.name, "is not needed")
+"""
+
+
+def test_any_system_can_be_deleted(tmp_path: Path, commands: Commands) -> None:
+    """With its line of the registry and its files, which its name begins."""
+    for name in systems.SYSTEMS:
+        package, line = tmp_path / name / "qrag_jax", f'    "{name}": "qrag_jax.systems.{name}",\n'
+        shutil.copytree(ROOT / "qrag_jax", package)
+        for path in package.glob(f"systems/{name}*.py"):
+            path.unlink()
+        registry = package / "systems" / "__init__.py"
+        before = registry.read_text()
+        registry.write_text(before.replace(line, ""))
+        assert registry.read_text() != before, name
+    words = [str(tmp_path), "harr", *SHARED, "--config.train.steps=1", "--config.eval.samples=2"]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ONE, *words],
+        cwd=ROOT,
+        env=commands.environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert all(f"{name} is not needed" in done.stdout for name in systems.SYSTEMS)
 
 
 def test_an_unknown_system(tmp_path: Path) -> None:

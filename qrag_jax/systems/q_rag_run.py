@@ -46,15 +46,13 @@ from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.mesh import make_mesh, shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import RetrieverConfig
-from qrag_jax.runtime.saved_config import CONFIG_NAME, check_split, flat, read_fields
+from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.whole_files import check_is_free, sha256, whole_folder
-from qrag_jax.systems.config import load_config, without_folders
+from qrag_jax.systems.config import ADAPTER, CARD, TEMPLATES, load_config, without_folders
 from qrag_jax.systems.indexing import PassageEncoder, on_host, one_tower, scale_outside
 from qrag_jax.systems.q_rag_config import QRagConfig, settled
 from qrag_jax.systems.retriever import Backend
 from qrag_jax.systems.scoring import SUMMARY, check_trained, saved_params
-
-CARD, ADAPTER, TEMPLATES = "README.md", "adapter", Path(__file__).parent / "cards"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,7 +77,6 @@ class SavedRun:
         """Reads the encoder of a run; its config may have other data or settings of evaluation."""
         taken = QRagConfig.of(config, scoring=True)
         mesh = taken.mesh(mesh_of)
-        check_split("eval.batch_size", taken.eval.batch_size, mesh.size)
         check_trained(workdir)
         how: Any = {"is_kept": True, "platform": Platform.of(mesh)}
         loaded = prepare_encoder(taken.encoder, workdir, [], taken.seed, **how)
