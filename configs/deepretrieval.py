@@ -55,7 +55,6 @@ def _ir(config: ConfigDict) -> None:
     """
     config.model.tiny.vocab = 2048
     config.queries.update(train="", test="")
-    config.search.update(k1=0.9, b=0.4)
     config.writing.query_tokens = 384
     config.sampling.room = 1024
     config.dropped.update(together=5, most_words=150, kinds=("any", "frequent"), share=0.4)

@@ -31,11 +31,11 @@ from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.harr import INDEX, PASSAGES
-from qrag_jax.systems.harr_config import NAME, HarrConfig
+from qrag_jax.systems.harr_config import HarrConfig
 from qrag_jax.systems.harr_scoring import AT_ONCE, opened_run
 from qrag_jax.systems.scoring import Questions, Way, check_trained, resumable, saved_params
 
-EXAMPLE = "configs/harr_grpo.py:tiny"
+HARR, EXAMPLE = HarrConfig.NAME, "configs/harr_grpo.py:tiny"
 OUT = flags.DEFINE_string("out", None, "File to write, or to go on with: NAME.jsonl.")
 ROLLOUTS = flags.DEFINE_integer("rollouts", 8, "Episodes of each question.", lower_bound=2)
 LEAST_STD = flags.DEFINE_float(
@@ -49,15 +49,15 @@ _OF_TRAINING = ("train.", "optimizer.", "grpo.", "ppo.", "algorithm", "eval.", "
 
 
 def define_flags(argv: Sequence[str]) -> None:
-    run_flags.define(argv, (NAME,), or_experiment=True)
+    run_flags.define(argv, (HARR,), or_experiment=True)
 
 
 def main() -> int:
     workdir, config = run_flags.experiment_or_run()
-    if config.get("system") != NAME:
+    if config.get("system") != HARR:
         raise InputError(
             f"--config is an experiment of {config.get('system')}, which has no agent; give one of "
-            f"{NAME}, for example --config={EXAMPLE}."
+            f"{HARR}, for example --config={EXAMPLE}."
         )
     out = Path(OUT.value or "")
     if out.suffix != ".jsonl":

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from ml_collections import ConfigDict
 
@@ -27,11 +28,10 @@ from qrag_jax.retrieval.index_folder import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal
-from qrag_jax.systems.config import ALL, refuse
-from qrag_jax.systems.search import REMOTE, RewriteSearchConfig
+from qrag_jax.systems.config import ALL, HalvedEvalConfig, refuse
+from qrag_jax.systems.search import REMOTE, SearchConfig
 from qrag_jax.systems.token_config import PlayedConfig, ScriptConfig, TokenConfig
 
-NAME = "deepretrieval"
 TALKATIVE = "talkative"  # in place of data: queries that are made here
 SCRIPT, RL = STAGES = ("script", "rl")
 PPO, GRPO = ALGORITHMS = ("ppo", "grpo")
@@ -100,13 +100,11 @@ class RolloutConfig(PlayedConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class EvalConfig:
-    samples: Natural = 300  # fixed queries scored during training, 0: all
+class EvalConfig(HalvedEvalConfig):
     greedy: bool = True  # the likeliest tokens; False: sampled as in training
     # Of rankings, as metrics/ranking.py has them; their K is not the K of the reward
     measures: tuple[str, ...] = ("ndcg@10", "recall@100", "rr@10")
     best_by: str = "ndcg@10"  # the measure that chooses the best checkpoint
-    seed: int = 42  # draws the scored queries
     part: str = internal(ALL)  # none of those that are reported chooses anything
 
     def __post_init__(self) -> None:
@@ -124,7 +122,7 @@ class EvalConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RewriteConfig(TokenConfig):
-    NAME: ClassVar[str] = NAME
+    NAME: ClassVar[str] = "deepretrieval"
     PLAYED: ClassVar[str] = "rollout"
     IMITATION: ClassVar[str] = SCRIPT
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
@@ -139,7 +137,7 @@ class RewriteConfig(TokenConfig):
     # of the stage rl: ppo, with a critic, or grpo, with groups
     algorithm: Annotated[str, one_of(ALGORITHMS)] = PPO
     queries: QueriesConfig
-    search: RewriteSearchConfig
+    search: SearchConfig
     engine: RemoteEngineConfig
     writing: WritingConfig
     reward: RewriteRewardConfig
@@ -192,6 +190,10 @@ class RewriteConfig(TokenConfig):
         refuse(self, *(rules if learns else ()))
         return self.with_stages()
 
+    @classmethod
+    def unread(cls, fields: Mapping[str, Any]) -> list[str]:
+        return [*super().unread(fields), "search.gold_by", "search.clean"]
+
     @property
     def rule(self) -> TokenPPOConfig | TokenGRPOConfig:
         return self.ppo if self.algorithm == PPO else self.grpo
@@ -214,6 +216,7 @@ def default_config() -> ConfigDict:
     config.train.update(steps=200, batch_size=64, eval_every=50, checkpoint_every=50, log_every=5)
     config.optimizer.update(learning_rate=1e-6, beta2=0.999, clip_norm=1.0)
     config.optimizer.update(schedule="constant", warmup_steps=0)
+    config.search.update(k1=0.9, b=0.4, stemmer="", stop_words="")
     return config
 
 

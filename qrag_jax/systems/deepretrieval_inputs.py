@@ -24,7 +24,8 @@ from qrag_jax.retrieval import corpus
 from qrag_jax.retrieval.boolean_search import parse_boolean
 from qrag_jax.retrieval.index_folder import BOOLEAN, CORPUS
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.rollouts.libraries import KeptResults
+from qrag_jax.retrieval.pubmed import RemoteEngine
+from qrag_jax.rollouts.libraries import KeptResults, RemoteLibrary
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
@@ -34,7 +35,6 @@ from qrag_jax.systems.search import (
     Collections,
     SearchLibrary,
     open_collections,
-    open_remote,
     passages_of,
 )
 from qrag_jax.systems.token_system import TokenInputs, fingerprint, token_inputs
@@ -74,7 +74,7 @@ def load_inputs(
             raise InputError(
                 f"config.search.engine {REMOTE!r} is for one host, not {hosts}; start one process."
             )
-        library = open_remote(config.engine)
+        library = RemoteLibrary(RemoteEngine(config.engine))
         data["search"] = library.engine.digest
     elif listed is not None:
         library = asked.indexed(folder)

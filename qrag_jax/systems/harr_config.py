@@ -20,7 +20,6 @@ from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.systems.config import HalvedEvalConfig, SystemConfig, refuse
 
-NAME = "harr"
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
 SCRIPTED, REACT, SEARCH_R1, PLANNER = "scripted", "react", "search_r1", "planner"
 OWN = "own"
@@ -112,7 +111,7 @@ class AgentEvalConfig(HalvedEvalConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HarrConfig(SystemConfig):
-    NAME: ClassVar[str] = NAME
+    NAME: ClassVar[str] = "harr"
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *saved_config.FREE_FIELDS,
         *("data.cache", "agent.max_broken_share", "reranker."),

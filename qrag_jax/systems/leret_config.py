@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, ClassVar
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
 
 from ml_collections import ConfigDict
 
@@ -12,12 +13,12 @@ from qrag_jax.environments.queries import BY_HOP, ORDERS, StylesConfig
 from qrag_jax.errors import Count, Natural, Positive, Share, least, one_of, some_of
 from qrag_jax.feedback.pairs import POOL_SCORES, PairsConfig, QueryRewardConfig
 from qrag_jax.learners.config import PreferenceConfig
+from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.runtime import saved_config
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import HalvedEvalConfig, refuse
-from qrag_jax.systems.search import SearchConfig
+from qrag_jax.systems.search import REMOTE, SearchConfig
 
-NAME = "leret"
 SCRIPT, SFT, PREFERENCE = STAGES = ("script", "sft", "preference")
 STYLED, FEW_SHOT, BARE_ONLY = WAYS = ("styles", "few_shot", "bare")
 
@@ -82,11 +83,13 @@ class EvalConfig(HalvedEvalConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class LeretConfig(token_config.TokenConfig):
-    NAME: ClassVar[str] = NAME
+    NAME: ClassVar[str] = "leret"
     PLAYED: ClassVar[str] = "tries"
     IMITATION: ClassVar[str] = SCRIPT
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (*saved_config.FREE_FIELDS, "tries.max_failed_share")
-    PATHS: ClassVar[tuple[str, ...]] = ("questions.train", "questions.dev", "model.path")
+    PATHS: ClassVar[tuple[str, ...]] = (
+        *("questions.train", "questions.dev", "search.corpus", "model.path"),
+    )
     iterations: Count = 2  # how often tries are made and learned from
     # script: imitate scripted styles, once; then in each iteration sft: imitate the best tries, and
     # preference: learn from pairs of tries
@@ -111,9 +114,11 @@ class LeretConfig(token_config.TokenConfig):
         other = f"and the stage {SCRIPT} demonstrates {token_config.BRIDGE!r}; leave the stage out"
         unknown = f"whose marks a model knows from the stage {SCRIPT} only; add that"
         alike = "so several tries of one prompt would be alike; raise it, or take one"
+        ids = f"which gives ids alone; use {BM25!r} or another engine"
         repeats = tries.samples > 1 or tries.ways == BARE_ONLY
         refuse(
             self,
+            (self.search.engine == REMOTE, "search.engine", ids),
             (asked.bridge_corpus < asked.bridge_train, "questions.bridge_corpus", few),
             (len(tries.variants) * tries.samples < 2, "tries.samples", alone),
             (scripted and asked.train != token_config.BRIDGE, "questions.train", other),
@@ -124,6 +129,10 @@ class LeretConfig(token_config.TokenConfig):
         if self.tries.ways == FEW_SHOT:
             few_shot = dataclasses.replace(few_shot, kept=self.tries.prompts)
         return dataclasses.replace(self, few_shot=few_shot).with_stages(self.iterations)
+
+    @classmethod
+    def unread(cls, fields: Mapping[str, Any]) -> list[str]:
+        return [*super().unread(fields), "search.kept"]
 
 
 def default_config() -> ConfigDict:

@@ -78,7 +78,6 @@ class EnvironmentConfig:
         )
 
 
-NAME = "rlvr"
 SFT, GRPO = STAGES = ("sft", "grpo")
 
 
@@ -139,7 +138,7 @@ class EvalConfig(HalvedEvalConfig):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RlvrConfig(token_config.TokenConfig):
-    NAME: ClassVar[str] = NAME
+    NAME: ClassVar[str] = "rlvr"
     PLAYED: ClassVar[str] = "tools"
     IMITATION: ClassVar[str] = SFT
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (

@@ -10,9 +10,11 @@ import dataclasses
 import itertools
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from qrag_jax.data.corpora import Columns, read_corpus
 from qrag_jax.data.sample import letters
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import BY_TITLE, KEYS, RewriteTask
@@ -27,30 +29,30 @@ from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, CORPUS, HYBRID, OF_WORDS, IndexAt
 from qrag_jax.retrieval.own_documents import LEXICAL, RETRIEVERS, SEMANTIC
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.retrieval.pubmed import RemoteEngine, RemoteEngineConfig
 from qrag_jax.rollouts.libraries import CorpusLibrary, RemoteLibrary
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.run import log
-from qrag_jax.systems import indexing
 from qrag_jax.systems.retriever import BY_VECTORS, PlainEncoder, open_plain
 
 REMOTE = "remote"
 _SERVICE_SECONDS = 60.0  # that a server may take to answer
 OWN = "own"  # folder of the collection without a name, which files of rows search
-_OF_QUERIES = (BM25, SEMANTIC, HYBRID, BOOLEAN)
 # Retriever → engine; "": the usual of vectors.
 _ENGINES = {BM25: BM25, LEXICAL: BM25, SEMANTIC: "", HYBRID: HYBRID, BOOLEAN: BOOLEAN}
 
 
 @dataclasses.dataclass(frozen=True)
-class SearchFields:
-    """What the sections `search` of query writers and rewriters share."""
+class SearchConfig:
+    """Section `search` of query writers and rewriters."""
 
-    # Folder of an index (qrag index) that all questions search; "": their own passages, pooled
+    # Folder of an index (qrag index) that all questions search; "": see corpus
     index: str = ""
+    # File or folder of passages, as qrag index reads it; "": those that the questions bring. Of
+    # rewriters it is what files of rows search: folders in BEIR's layout have a corpus of their own
+    corpus: str = ""
     # bm25 compares words, semantic vectors; hybrid fuses both by their ranks; boolean: words, with
-    # AND, OR, NOT, parentheses and "phrases" carried out
-    engine: Annotated[str, one_of(_OF_QUERIES)] = BM25
+    # AND, OR, NOT, parentheses and "phrases" carried out; remote: the service of section engine
+    engine: Annotated[str, one_of((BM25, SEMANTIC, HYBRID, BOOLEAN, REMOTE))] = BM25
     encoder: str = ""  # folder or hub name of what embeds for semantic and hybrid
     question_prefix: str = ""  # of that encoder: text before queries, such as "query: "
     passage_prefix: str = ""  # and before passages; of an index, as it was built
@@ -61,50 +63,29 @@ class SearchFields:
     # a language of Snowball, or porter; "": words stay whole
     stemmer: Annotated[str, STEMMER] = "english"
     stop_words: Annotated[str, STOPPED] = "english"  # words left out, those of a language; "": none
+    # What a gold page is known by: its title, or the passage itself where titles are not unique
+    gold_by: Annotated[str, one_of(KEYS)] = BY_TITLE
+    clean: bool = False  # ``TeX'' quotes in passages become "straight" ones
+    kept: Natural = 100_000  # results of searches that are kept in memory
 
     def __post_init__(self) -> None:
         if self.engine in (SEMANTIC, HYBRID) and not self.encoder:
             raise InputError(
                 f"config.search.engine is {self.engine!r}; give config.search.encoder, too."
             )
-
-    @property
-    def words(self) -> BM25Config:
-        """How BM25 over pooled passages finds and weighs words."""
-        return BM25Config(k1=self.k1, b=self.b, stemmer=self.stemmer, stop_words=self.stop_words)
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchConfig(SearchFields):
-    # What a gold page is known by: its title, or the passage itself where titles are not unique
-    gold_by: Annotated[str, one_of(KEYS)] = BY_TITLE
-    clean: bool = False  # ``TeX'' quotes in passages become "straight" ones
-
-
-@dataclasses.dataclass(frozen=True)
-class RewriteSearchConfig(SearchFields):
-    # One of bm25, semantic, hybrid and boolean; remote asks the service of section engine
-    engine: Annotated[str, one_of((*_OF_QUERIES, REMOTE))] = BM25
-    # Of queries in files of rows: a file or folder of documents (doc_id or _id, text), or a folder
-    # of an index (qrag index). Folders in BEIR's layout have a corpus of their own
-    corpus: str = ""
-    index: str = ""  # see corpus
-    k1: Weight = 0.9
-    b: Share = 0.4
-    stemmer: Annotated[str, STEMMER] = ""
-    stop_words: Annotated[str, STOPPED] = ""
-    kept: Natural = 100_000  # results of searches that are kept in memory
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
         if self.corpus and self.index:
             raise InputError(
                 "config.search.corpus and config.search.index are both given; leave one empty."
             )
 
+    @property
+    def words(self) -> BM25Config:
+        """How BM25 over a corpus finds and weighs words."""
+        return BM25Config(k1=self.k1, b=self.b, stemmer=self.stemmer, stop_words=self.stop_words)
+
 
 def open_search(
-    config: SearchFields,
+    config: SearchConfig,
     passages: Callable[[], Iterable[Passage]] | None,
     folder: Path,
     *,
@@ -113,23 +94,27 @@ def open_search(
     """Opens what is searched; passages are written and indexed first, if they are not there.
 
     Args:
-        passages: called if the config names no index; None: those that the folder has.
+        passages: called if the config names neither an index nor a corpus; None: those that the
+            folder has.
         begun: whether the run has begun; else the folder is of a start that was refused, and
             passages that differ take their place.
     """
     encoder = prefixed(config)
+    if config.corpus and passages is not None:
+        passages = partial(passages_of, config.corpus)
     if not config.index:
         own = None if passages is None else [*passages()]
         hosts.first_does(lambda: _store(own, folder, begun=begun))
         if config.engine != SEMANTIC:
             hosts.first_does(lambda: _index_words(config, folder))
         if config.engine not in OF_WORDS:
+            from qrag_jax.systems import indexing  # which brings engines that words do not need
+
             of, there = indexing.PassageEncoder.of_folder, indexing.vectors_are_finished(folder)
             tower = None if there else of(encoder.path, encoder.config)
             indexing.index_corpus(None, folder, tower)
-    clean = isinstance(config, SearchConfig) and config.clean
     where = config.index or str(folder)
-    return open_index(where, config.engine, encoder, "config.search", clean=clean)
+    return open_index(where, config.engine, encoder, "config.search", clean=config.clean)
 
 
 class ServiceLibrary:
@@ -228,7 +213,7 @@ def _store(passages: Sequence[Passage] | None, folder: Path, *, begun: bool) -> 
     write_corpus(own, passages)
 
 
-def _index_words(config: SearchFields, folder: Path) -> None:
+def _index_words(config: SearchConfig, folder: Path) -> None:
     stored, own = StoredCorpus(folder / CORPUS), folder / BM25
     if (own / index_folder.NAME).exists():
         if BM25Index.open(own, stored).config == config.words:
@@ -265,13 +250,8 @@ class Collections:
 SearchLibrary = Collections | RemoteLibrary
 
 
-def open_remote(config: RemoteEngineConfig) -> RemoteLibrary:
-    """The service on the web; nothing is asked yet."""
-    return RemoteLibrary(RemoteEngine(config))
-
-
 def open_collections(
-    config: RewriteSearchConfig,
+    config: SearchConfig,
     wanted: Mapping[str, Callable[[], Iterable[Passage]] | None],
     folder: Path,
     *,
@@ -279,23 +259,23 @@ def open_collections(
 ) -> Collections:
     """Opens the collections; those that are not indexed yet are indexed in the run's folder.
 
-    `wanted`: name → its passages, which are read if they are not there. If the config names an
-    index, that is the collection of the name "".
+    `wanted`: name → its passages, which are read if they are not there. The index or the corpus of
+    the config is the collection of the name "".
     """
-    found = {}
+    named, found = dataclasses.replace(config, index="", corpus=""), {}
     for name, passages in wanted.items():
-        of_index = dataclasses.replace(config, index="" if name else config.index, corpus="")
-        found[name] = open_search(of_index, passages, folder / (name or OWN), begun=begun)
+        own = named if name else config
+        found[name] = open_search(own, passages, folder / (name or OWN), begun=begun)
     return Collections(found)
 
 
 def passages_of(path: str) -> Iterable[Passage]:
     """The documents of a corpus without those of no word, which old collections have."""
-    empty, settings = 0, indexing.IndexSettings(skip_empty=True)
-    for _, passage in indexing.read_passages(Path(path).expanduser(), settings):
-        if passage is None:
-            empty += 1
-        else:
+    empty = 0
+    for _, passage in read_corpus(Path(path).expanduser(), Columns()):
+        if passage.whole:
             yield passage
+        else:
+            empty += 1
     if empty:
         log(f"{path}: {empty} document(s) without title and text left out")

@@ -18,15 +18,14 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import pooled
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN
-from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults
+from qrag_jax.retrieval.pubmed import RemoteEngine
+from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, RemoteLibrary
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.search import (
-    RewriteSearchConfig,
     SearchConfig,
     SearchLibrary,
     ServiceLibrary,
     open_collections,
-    open_remote,
     open_search,
     passages_of,
 )
@@ -106,6 +105,15 @@ def test_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
     assert not (tmp_path / "search").exists()
 
 
+def test_a_corpus_in_place_of_what_the_questions_bring(tmp_path: Path) -> None:
+    corpus = write_corpus_file(tmp_path / "corpus.jsonl", 3, seed=1)
+    config = dataclasses.replace(QUICK, corpus=str(corpus))
+    library = open_pages(config, PAGES, tmp_path / "search")
+    assert [passage.text for passage in library.corpus] == [str(r["text"]) for r in records(3, 1)]
+    corpus.unlink()  # what was read is kept
+    assert open_pages(config, None, tmp_path / "search").corpus.digest == library.corpus.digest
+
+
 def test_an_index_that_cannot_be_searched(folders: dict[str, str], tmp_path: Path) -> None:
     """One of words alone, one of vectors with another prefix, and one of vectors alone."""
     vectors = Path(shutil.copytree(folders["both"], tmp_path / "vectors"))
@@ -145,7 +153,7 @@ def ids(library: SearchLibrary | KeptResults, where: RewriteTask, query: str) ->
 
 
 def test_each_task_searches_its_own_collection(wanted: dict[str, Any], tmp_path: Path) -> None:
-    library = open_collections(RewriteSearchConfig(), wanted, tmp_path / "search")
+    library = open_collections(QUICK, wanted, tmp_path / "search")
     north, south = task("north", "d1"), task("south", "d2")
     found: Any = library.look([(each, Look("winter", 5)) for each in (south, north, south)])
     assert [{document.id for document in each} for each in found] == [{"d2"}, {"d1", "d3"}, {"d2"}]
@@ -157,7 +165,7 @@ def test_an_index_serves_rows_beside_collections(wanted: dict[str, Any], tmp_pat
     source, index = write_lines(tmp_path / "corpus.jsonl", rows), tmp_path / "index"
     index_corpus(source, index, None, IndexSettings(engine="bm25"))
     asked: Any = {"": None, "south": wanted["south"]}  # the index needs no passages
-    library = open_collections(RewriteSearchConfig(index=str(index)), asked, tmp_path / "search")
+    library = open_collections(SearchConfig(index=str(index)), asked, tmp_path / "search")
     assert ids(library, task(""), "bear") == ["d2"]
     assert ids(library, task("south"), "bear") == ["d4"]
     assert not (tmp_path / "search" / "own").exists()
@@ -170,7 +178,7 @@ def test_a_service_is_asked_until_the_tasks_day() -> None:
         return pubmed_says(["30", "1"] if call.fields["maxdate"] == "2001/02/03" else ["7"])
 
     with serving(script) as server:
-        remote = open_remote(quick(server.url))
+        remote = RemoteLibrary(RemoteEngine(quick(server.url)))
         assert not server.calls
         kept = KeptResults(remote, 10)
         old, now = task("", "30", until="2001-02-03"), task("", "30")
