@@ -22,7 +22,7 @@ from typing import Any
 from qrag_jax.errors import InputError
 from qrag_jax.llm import endpoint
 from qrag_jax.llm.config import ClientConfig
-from qrag_jax.llm.endpoint import BLOTTED, http_options, without_key
+from qrag_jax.llm.endpoint import http_options, without_key
 from qrag_jax.llm.outcomes import (
     READ,
     UNMARKED,
@@ -280,13 +280,13 @@ class Client(contextlib.AbstractContextManager):
             return None
         except httpx2.HTTPError as error:
             message = f"{type(error).__name__}: {error}"
-            return Failure("connection", shorten(self._without_key(message))), 0.0
+            return Failure("connection", shorten(without_key(message, self._key, 1))), 0.0
         except endpoint.TooLarge as error:
             return Failure("malformed", str(error)), 0.0
         except UnicodeEncodeError:
             return Failure("request", "the prompt holds half a surrogate pair"), 0.0
         if status >= 300:
-            return read_error(status, self._without_key(text)), retry_after(headers)
+            return read_error(status, without_key(text, self._key, 1)), retry_after(headers)
         # Of a model that is not the client's, no version is known.
         other = isinstance(request, Sampling) and request.model not in ("", config.model)
         version = "" if other else config.version
@@ -333,9 +333,6 @@ class Client(contextlib.AbstractContextManager):
     def _pause(self, attempts: int) -> float:
         longest = min(self.config.retry_pause * 2 ** min(attempts - 1, 30), _LONGEST_PAUSE)
         return longest * random.uniform(0.5, 1.0)
-
-    def _without_key(self, text: str) -> str:
-        return text.replace(self._key, BLOTTED) if self._key else text
 
 
 class AnswerCache:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from qrag_jax.errors import Count, Filled, InputError, Natural, Part, Positive, Rule, Weight, one_of
 from qrag_jax.llm.endpoint import UNIX, check_url, check_variable, read_key
 from qrag_jax.runtime.config_fields import check, internal
+from qrag_jax.runtime.saved_config import SECRET
 
 FAIL, SCORE = "fail", "score"  # how an answer is read that max_tokens cut off
 PREFIX = "config.llm."  # of the fields, in messages
@@ -23,8 +24,8 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 _DEVICES = Rule(re.compile(r"[\w-]*(,[\w-]+)*").fullmatch, "write them as '0,1'")
 # Not passed on: with these variables vLLM's interpreter would use this environment's packages.
 _NOT_INHERITED = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
-# Nor are secrets that the server has no use for: keys of other services, and what pip may have.
-_SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS)S?|(PIP|UV)_.*")
+# Nor are secrets that the server has no use for, nor what pip may have.
+_OF_PIP = ("PIP_", "UV_")
 # For models of the hub alone; a proxy's address may have a password.
 _OF_THE_HUB = re.compile(r"HF_TOKEN|HUGGING_FACE_HUB_TOKEN|(HTTPS?|ALL)_PROXY")
 
@@ -109,7 +110,8 @@ class ServerConfig:
         def may_have(name: str) -> bool:
             if _OF_THE_HUB.fullmatch(name):
                 return not self.is_folder
-            return name not in _NOT_INHERITED and not _SECRET.fullmatch(name)
+            is_ours = name in _NOT_INHERITED or name.startswith(_OF_PIP)
+            return not is_ours and not SECRET.fullmatch(name)
 
         env = {name: value for name, value in os.environ.items() if may_have(name.upper())}
         names = ("VLLM_NO_USAGE_STATS", "DO_NOT_TRACK", "PYTHONSAFEPATH", "PYTHONUNBUFFERED")

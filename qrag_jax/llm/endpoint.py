@@ -83,12 +83,12 @@ def read_key(name: str, field: str) -> str:
     return key
 
 
-def without_key(text: str, key: str) -> str:
-    """The text of an answer, in which a server repeats the key, without it.
+def without_key(text: str, key: str, shortest: int = _SHORTEST) -> str:
+    """A server's text, which may repeat the key, without it.
 
-    A short key is left where it is: it could be a word of the answer.
+    A shorter key stays where it is: it could be a word of an answer.
     """
-    return text.replace(key, BLOTTED) if len(key) >= _SHORTEST else text
+    return text.replace(key, BLOTTED) if len(key) >= shortest else text
 
 
 def http_options(url: str, key: str, transport: Callable[..., Any]) -> dict[str, Any]:

@@ -33,6 +33,8 @@ FREE_FIELDS = (
     "profile",
 )
 STEPS = "train.steps"  # the one field of a run that may grow
+# Names of environment variables with keys, whose values reach no file, tracker or server.
+SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|CREDENTIALS)S?", re.IGNORECASE)
 
 
 def has_begun(workdir: Path) -> bool:

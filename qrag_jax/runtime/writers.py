@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, SupportsFloat
 from urllib.parse import urlsplit
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.saved_config import TENSORBOARD, WANDB, LogConfig, flat
+from qrag_jax.runtime.saved_config import SECRET, TENSORBOARD, WANDB, LogConfig, flat
 from qrag_jax.runtime.whole_files import reason, replacing, write_json
 
 METRICS_NAME = "metrics.jsonl"
@@ -36,7 +36,6 @@ PATIENCE = 60  # seconds that the end of a training waits for its trackers
 FOLDER = "trackers"  # in the run's folder: what was sent to each
 MOST_WAITING = 20_000  # lines; a tracker that is away must not fill the memory
 _KEPT = f"{METRICS_NAME} has every line"
-_SECRET = re.compile(r".*(KEY|TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS)S?", re.IGNORECASE)
 _IN_ADDRESS = re.compile(r"(?<=//)[^/@\s]+@")  # user:password@
 _SHORTEST = 8  # characters; a shorter value may be an everyday word
 
@@ -219,7 +218,7 @@ def _has_wandb_key() -> bool:
 def without_secrets(text: str) -> str:
     """The text without values of environment variables for keys, and without user:password@."""
     for name, value in os.environ.items():
-        if len(value) >= _SHORTEST and _SECRET.fullmatch(name):
+        if len(value) >= _SHORTEST and SECRET.fullmatch(name):
             text = text.replace(value, f"${name}")
     return _IN_ADDRESS.sub("", text)
 
