@@ -103,6 +103,39 @@ def test_variables_of_the_environment(
     assert "Traceback" not in ended.stderr
 
 
+WRITES = """
+import os, sys
+from qrag_jax.runtime.commandline import lasting_output
+with lasting_output():
+    print("begun", flush=True)
+    sys.stdin.read()
+    for _ in range(3):
+        print("nobody reads this", flush=True)
+        os.write(1, b"nor what a library writes")
+print("saved", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("kind", ["pipe", "terminal"])
+def test_a_command_goes_on_when_its_output_is_closed(kind: str) -> None:
+    """As by `| head`, or a terminal that is closed during a save."""
+    reader, writer = os.pipe() if kind == "pipe" else os.openpty()
+    with subprocess.Popen(
+        [sys.executable, "-c", WRITES],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=writer,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    ) as command:
+        os.close(writer)
+        assert os.read(reader, 5) == b"begun"
+        os.close(reader)
+        assert command.communicate(timeout=60)[1] == "saved\n"
+    assert command.returncode == 0
+
+
 # ---------------------------------------------------------------------- functions of the user
 
 FIELD = "config.reward.path"
