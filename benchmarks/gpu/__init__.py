@@ -135,13 +135,7 @@ def cases_of(row: dict[str, Any]) -> list[Case]:
             "s",
             details={"lines of HLO": row["lines"], "sends": ", ".join(row["sends"])},
         ),
-        Case(
-            f"{name}: products",
-            row["flops"] / 1e12,
-            "TFLOP per device",
-            details=price(row)
-            | {f"libtpu's {n}, loops as one round": c for n, c in row["cost"].items()},
-        ),
+        Case(f"{name}: products", row["flops"] / 1e12, "TFLOP per device", details=price(row)),
     ]
 
 

@@ -29,7 +29,7 @@ from benchmarks.gpu.recipes import (
 )
 from qrag_jax import systems
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.aot import CUDA, TARGETS, TPU, Program, described_devices
+from qrag_jax.runtime.aot import CUDA, TARGETS, Program, described_devices
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import ask_determinism
 from qrag_jax.runtime.run import Run
@@ -141,7 +141,6 @@ def read(program: Program, about: dict[str, Any]) -> dict[str, Any]:
     seconds, stats, text = time.monotonic() - began, compiled.memory_analysis(), compiled.as_text()
     forward, backward = hlo.attention_calls(text)
     in_full = hlo.products(text)
-    cost = compiled.cost_analysis() if about["platform"] == TPU else {}
     found = about | {
         "program": program.name,
         "learns": learns,
@@ -162,8 +161,6 @@ def read(program: Program, about: dict[str, Any]) -> dict[str, Any]:
         "donated": hlo.donated(text),
         "state_arrays": len(jax.tree.leaves(program.arguments[0])) if learns else 0,
         "logits": arrays_of_logits(text, about["vocab"], about["width"]),
-        # libtpu's own count takes every loop as one round.
-        "cost": {name: float(cost[name]) for name in ("flops", "bytes accessed") if name in cost},
     }
     if "scores" in about:
         found["largest_scores"] = largest_floats(text, about["width"]) / about["scores"]
