@@ -80,7 +80,7 @@ def _check_stories(folder: Path, split: Split) -> None:
         stories = read_stories(file)
         print(f"file     {file}")
         print(f"records  {len(stories)} questions")
-        print(_spread("facts per question", [len(story.facts) for story in stories]))
+        print(_spread("facts per question", [len(s.chunks) for s in stories]))
         print(_spread("supporting facts per question", [len(s.support) for s in stories]))
 
 

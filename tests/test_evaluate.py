@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from examples.worlds.records import tiny_hotpotqa
-from qrag_jax.data.noise import DocumentsConfig, books_of
+from qrag_jax.data.long_docs import DocumentsConfig, books_of
 from qrag_jax.metrics import stopping
 from qrag_jax.metrics.facts import chunk_filter
 from qrag_jax.metrics.row_log import read_record

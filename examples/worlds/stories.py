@@ -8,10 +8,10 @@ splits have no story in common.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from qrag_jax.data.long_docs import Story
-from qrag_jax.data.sample import SPLITS, Draw, Split
+from qrag_jax.data.sample import SPLITS, Draw, Sample, Split
+from qrag_jax.data.sources import BABILONG
 from qrag_jax.errors import InputError
 
 PEOPLE = ("Nora", "Felix", "Ruth", "Oscar")
@@ -168,26 +168,25 @@ def _happenings(
     ask: Callable[[House], Question | None],
     least: int,
     most: int,
-) -> Callable[[Draw], Story]:
+) -> Callable[[Draw], Sample]:
     """A teller of stories of `least` to `most` events (more while there is nothing to ask).
 
     `events` are pairs (weight, event); an event is drawn in proportion to its weight.
     """
     weighted = [event for weight, event in events for _ in range(weight)]
 
-    def tell(draw: Draw) -> Story:
+    def tell(draw: Draw) -> Sample:
         house = House(draw)
         length = least + draw.below(most - least + 1)
         while True:
             draw.choice(weighted)(house)
             if len(house.facts) >= length and (asked := ask(house)):
-                question, answer, support = asked
-                return Story(tuple(house.facts), question, answer, support)
+                return _story(house.facts, *asked)
 
     return tell
 
 
-def which_room(draw: Draw) -> Story:
+def which_room(draw: Draw) -> Sample:
     """qa4: two statements on where three rooms lie; the question is about one of them."""
     first, second, third = draw.shuffled(ROOMS)[:3]
     one = draw.choice(list(DIRECTIONS))
@@ -208,7 +207,11 @@ def which_room(draw: Draw) -> Story:
             question = f"What is the {reference} {back} of?"
         else:
             question = f"What is {back} of the {subject}?"
-    return Story(facts, question, answer, (asked,))
+    return _story(facts, question, answer, (asked,))
+
+
+def _story(facts: Sequence[str], question: str, answer: str, support: Sequence[int]) -> Sample:
+    return Sample("", question, tuple(facts), tuple(sorted({*support})), (answer,), BABILONG)
 
 
 def _said(draw: Draw, subject: str, direction: str, reference: str) -> tuple[str, str, str]:
@@ -219,7 +222,7 @@ def _said(draw: Draw, subject: str, direction: str, reference: str) -> tuple[str
 
 
 _HANDLING = ((6, House.move), (3, House.take), (2, House.drop))
-TELLERS: dict[str, Callable[[Draw], Story]] = {
+TELLERS: dict[str, Callable[[Draw], Sample]] = {
     "qa1": _happenings(((1, House.move),), where_is_person, 2, 10),
     "qa2": _happenings(_HANDLING, where_is_thing, 3, 30),
     "qa3": _happenings(_HANDLING, where_was_thing, 6, 60),
@@ -228,7 +231,7 @@ TELLERS: dict[str, Callable[[Draw], Story]] = {
 }
 
 
-def generate(task: str, split: Split, count: int, seed: int) -> list[Story]:
+def generate(task: str, split: Split, count: int, seed: int) -> list[Sample]:
     """The first `count` stories of a split; a larger `count` only appends stories."""
     if task not in TELLERS:
         raise InputError(
@@ -241,10 +244,10 @@ def generate(task: str, split: Split, count: int, seed: int) -> list[Story]:
     return [_drawn(task, Draw(seed, task_stream, index), stream) for index in range(count)]
 
 
-def _drawn(task: str, draw: Draw, stream: int) -> Story:
+def _drawn(task: str, draw: Draw, stream: int) -> Sample:
     """Draws stories until one belongs to the split; a digest of the text decides its split."""
     while True:
         story = TELLERS[task](draw)
-        text = "\n".join((*story.facts, story.question))
+        text = "\n".join((*story.chunks, story.question))
         if hashlib.sha256(text.encode()).digest()[0] % 2 == stream:
             return story

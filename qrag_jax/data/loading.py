@@ -10,8 +10,13 @@ from typing import Annotated, Any, NamedTuple
 
 from ml_collections import ConfigDict
 
-from qrag_jax.data.long_docs import BabilongConfig, NiahConfig, babilong_documents, niah_documents
-from qrag_jax.data.noise import DocumentsConfig
+from qrag_jax.data.long_docs import (
+    BabilongConfig,
+    DocumentsConfig,
+    NiahConfig,
+    babilong_documents,
+    niah_documents,
+)
 from qrag_jax.data.reading import is_one_part, load_samples
 from qrag_jax.data.sample import SPLITS, LazySamples, Sample, Split, is_held_out, joined
 from qrag_jax.data.sources import BABILONG, MUSIQUE, NIAH, SOURCES, Columns

@@ -23,8 +23,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
+import sentencex
+
 from qrag_jax.data import records
-from qrag_jax.data.noise import sentences_of
 from qrag_jax.data.records import INDEX, ITEMS, OBJECTS, TEXT, TEXTS, checked, get
 from qrag_jax.data.sample import BadRecord, Passage, Sample, Split, SubQuestion, letters
 from qrag_jax.errors import Filled, InputError
@@ -52,7 +53,7 @@ def _sample(
     wrong = {
         "empty id": not record_id.strip(),
         "empty question": not question,
-        "empty chunk": not all(chunk.strip() for chunk in chunks),
+        "empty chunk": not all(map(str.strip, chunks)),
         "support index out of range": not all(0 <= place < len(chunks) for place in support),
         "no supporting facts": not support and not pages and source != OWN,
         "no chunks": not chunks and not pages,
@@ -61,7 +62,7 @@ def _sample(
     for reason, is_so in wrong.items():
         if is_so:
             raise BadRecord(reason)
-    titles = tuple(title.strip() for title in titles)
+    titles = tuple(map(str.strip, titles))
     return Sample(
         *(record_id, question, tuple(chunks), support, answers, source, titles, tuple(pages)),
         fault=fault,
@@ -79,9 +80,9 @@ def parse_titled(record: Record, *, source: str) -> Sample:
     """
     asked = _asked(record)
     pairs = _pairs(records.present(record, "context"), "context", "title", "sentences")
-    titles = [checked(title, TEXT, "context title") for title, _ in pairs]
+    titles = checked([title for title, _ in pairs], TEXTS, "context title")
     texts = [checked(sentences, TEXTS, "context sentences") for _, sentences in pairs]
-    position = {title: len(titles) - 1 - i for i, title in enumerate(reversed(titles))}
+    position = dict(zip(reversed(titles), reversed(range(len(titles)))))
     support, sound = [], True
     for title, sentence in _facts(record):
         if title not in position:
@@ -141,11 +142,10 @@ def _pairs(value: Any, name: str, *keys: str) -> list[Sequence[Any]]:
         if len(set(map(len, columns))) > 1:
             raise BadRecord(f"field '{name}' has columns of different lengths")
         value = [*map(list, zip(*columns))]
-    pairs = [
-        [pair.get("key"), pair.get("value")] if isinstance(pair, dict) else pair
-        for pair in checked(value, ITEMS, name)
-    ]
-    if not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+    pairs = checked(value, ITEMS, name)
+    if pairs and isinstance(pairs[0], dict):
+        pairs = [[pair.get("key"), pair.get("value")] for pair in checked(pairs, OBJECTS, name)]
+    if {len(pair) if isinstance(pair, list) else 0 for pair in pairs} - {2}:
         raise BadRecord(f"field '{name}' is not a list of pairs ({', '.join(keys)})")
     return pairs
 
@@ -156,7 +156,8 @@ def _facts(record: Record) -> list[tuple[str, int | None]]:
     if record.get(name) is None and record.get(titles) is not None:
         return [(title, None) for title in get(record, TEXTS, titles)]
     pairs = _pairs(records.present(record, name), name, "title", "sent_id")
-    return [(checked(title, TEXT, name), checked(place, INDEX, name)) for title, place in pairs]
+    titles = checked([title for title, _ in pairs], TEXTS, name)
+    return [*zip(titles, (checked(place, INDEX, name) for _, place in pairs))]
 
 
 # ---------------------------------------------------------------- MuSiQue
@@ -189,6 +190,12 @@ def parse_musique(record: Record) -> Sample:
 
 # The last sentence of the instruction in RULER's prompt; the text begins after it.
 _INSTRUCTION = "I will quiz you about"
+# The splitter treats a quotation as one sentence, so quotation marks are removed, and single ones
+# at the end of a sentence, which would begin the next one. It must see no other single marks: after
+# an elision ("'gan", "'tis") it would search pages for the closing mark.
+_QUOTATION_MARKS = re.compile(r"""["“”]|(?<=[.!?])['’](?=["“”\s]|$)""")
+_HIDDEN = str.maketrans("'‘’", "ʼʻʽ")
+_SHOWN = str.maketrans("ʼʻʽ", "'‘’")
 
 
 def parse_niah(record: Record) -> Sample:
@@ -227,6 +234,13 @@ def _split_prompt(prompt: str) -> tuple[list[str], str]:
     instructions = [i for i, text in enumerate(sentences[:5]) if _INSTRUCTION in text]
     first = instructions[-1] + 1 if instructions else 0
     return sentences[first : asked[-1]], sentences[asked[-1]]
+
+
+def sentences_of(text: str) -> list[str]:
+    """The sentences with a letter of an English text, without double quotation marks."""
+    parts = sentencex.segment("en", _QUOTATION_MARKS.sub("", text).translate(_HIDDEN))
+    sentences = (" ".join(part.translate(_SHOWN).split()) for part in parts)
+    return [sentence for sentence in sentences if any(map(str.isalpha, sentence))]
 
 
 def _holding(chunks: Sequence[str], output: str) -> list[int]:

@@ -213,6 +213,7 @@ def _stored(
     samples: Sequence[Sample], tokenizer: TextTokenizer, limits: tuple[int, int], cache: Path
 ) -> TokenStore:
     digest = hashlib.sha256(f"{FORMAT} {tokenizer.fingerprint()} {limits}".encode())
+    samples = [*samples]  # lazy ones are made once; their texts are shared
     for sample in samples:
         digest.update(json.dumps([sample.question, sample.chunks, sample.support]).encode())
     folder = cache / "tokens" / digest.hexdigest()[:32]

@@ -52,7 +52,7 @@ _Separator = Annotated[str, Rule(bool, "give one"), _SOUND]
 
 def passage_text(title: str, text: str, separator: str = TITLE_SEPARATOR) -> str:
     """A passage as it is embedded, searched and shown: its title, if any, before its text."""
-    return separator.join(part for part in (title.strip(), text.strip()) if part)
+    return separator.join(filter(None, (title.strip(), text.strip())))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.data import noise
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode, training_batches
 from qrag_jax.data.loading import LoadedSamples, load_splits, truncation_report
+from qrag_jax.data.long_docs import write_books
 from qrag_jax.data.sample import OF_VALUES, LazySamples, Sample
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import ChunksConfig
@@ -80,7 +80,7 @@ def open_system(
         config = QRagConfig.of(raw)
 
         def write() -> None:
-            noise.write_books(run.workdir, config.data.backgrounds)
+            write_books(run.workdir, config.data.backgrounds)
             save_config(q_rag_config.settled(raw, inputs.encoder.encoder), run.config_path)
 
         run.begin(write)

@@ -16,10 +16,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from qrag_jax.algorithms.advantages import discounted_return
-from qrag_jax.data import noise
 from qrag_jax.data.episodes import EpisodeShape
 from qrag_jax.data.loading import DataConfig, load_split
-from qrag_jax.data.long_docs import Documents, babilong_documents, niah_documents
+from qrag_jax.data.long_docs import Documents, babilong_documents, check_unseen, niah_documents
 from qrag_jax.data.sample import LazySamples, Sample, fingerprint
 from qrag_jax.data.sources import BABILONG, NIAH
 from qrag_jax.data.tokens import TokenStore
@@ -64,7 +63,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
     loaded_samples = load_split(config.dev_data, "dev", hold_out=same and not config.eval.path)
     for line in loaded_samples.report:
         print(line)
-    noise.check_unseen(workdir, config.dev_data.backgrounds)
+    check_unseen(workdir, config.dev_data.backgrounds)
     samples = loaded_samples.all
     store = config.data.tokenised(samples, run.loaded.tokenizer)
     shape = EpisodeShape.holding([store])
@@ -255,7 +254,7 @@ def score_lengths(
         print("best = untrained: the best checkpoint is that of step 0")
     out = options.out or run.workdir / "lengths"
     # All lengths are checked before anything is computed.
-    noise.check_unseen(run.workdir, config.dev_data.backgrounds)
+    check_unseen(run.workdir, config.dev_data.backgrounds)
     for length in chunks:
         positions.check_chunks(config.env.positions, length)
     sets = documents_of_lengths(config.dev_data, samples, every_story=every_story)

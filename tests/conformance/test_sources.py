@@ -26,7 +26,7 @@ from qrag_jax.data.corpora import BEIR_HEADER, judged_row, read_query_list
 from qrag_jax.data.loading import SETTINGS, DataConfig, load_split
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig
 from qrag_jax.data.reading import load_samples
-from qrag_jax.data.sample import Passage
+from qrag_jax.data.sample import Passage, Sample
 from qrag_jax.data.sources import SOURCES
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.retriever_config import passage_text
@@ -125,20 +125,20 @@ def as_beir_qrels(path: Path, qrels: dict[str, dict[str, int]]) -> None:
     path.write_bytes(gzip.compress("".join([f"{BEIR_HEADER}\n", *rows]).encode()))
 
 
-def as_stories(path: Path, stories: Sequence[long_docs.Story]) -> None:
+def as_stories(path: Path, stories: Sequence[Sample]) -> None:
     for story in stories:
-        lines = [f"{number} {fact}" for number, fact in enumerate(story.facts, 1)]
+        lines = [f"{number} {fact}" for number, fact in enumerate(story.chunks, 1)]
         support = " ".join(str(place + 1) for place in story.support)
-        lines.append(f"{len(lines) + 1} {story.question}\t{story.answer}\t{support}")
+        lines.append(f"{len(lines) + 1} {story.question}\t{story.answers[0]}\t{support}")
         with path.open("a", encoding="utf-8") as file:
             file.write("\n".join(lines) + "\n")
 
 
 @st.composite
-def a_story(draw: st.DrawFn) -> long_docs.Story:
+def a_story(draw: st.DrawFn) -> Sample:
     facts = tuple(f"{text}." for text in draw(listed(LINES)))
-    support = draw(st.lists(st.sampled_from(range(len(facts))), min_size=1, unique=True))
-    return long_docs.Story(facts, f"{draw(LINES)}?", draw(WORDS), tuple(support))
+    support = draw(st.sets(st.sampled_from(range(len(facts))), min_size=1))
+    return Sample("", f"{draw(LINES)}?", facts, (*sorted(support),), (draw(WORDS),), "babilong")
 
 
 @st.composite

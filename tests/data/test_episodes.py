@@ -26,7 +26,7 @@ from tokenizers import models, normalizers, pre_tokenizers, processors
 from qrag_jax.data import episodes
 from qrag_jax.data.loading import DataConfig, truncation_report
 from qrag_jax.data.long_docs import BabilongConfig, NiahConfig, babilong_documents, niah_documents
-from qrag_jax.data.sample import Sample, drawn
+from qrag_jax.data.sample import LazySamples, Sample, drawn
 from qrag_jax.data.tokens import TextTokenizer, TokenStore, tokenise
 from qrag_jax.errors import InputError
 from tests.entry_points import wait_until
@@ -296,6 +296,18 @@ def test_what_is_kept_does_not_grow_with_documents(of_words, stores) -> None:
     for change in ({"seed": 1}, {"noise_repeats": 0}):
         keys.add(tokens(dataclasses.replace(STORIES, **change), of_words).content_key)
     assert len(keys) == 5
+
+
+def test_a_lazy_document_is_made_once(of_words: TextTokenizer, tmp_path: Path) -> None:
+    made: list[int] = []
+
+    def make(index: int) -> Sample:
+        made.append(index)
+        return Sample(f"{index}", "Where is Nora?", ("Nora took the basket.",), (0,), (), "")
+
+    limits = {"max_question_tokens": 12, "max_chunk_tokens": 9}
+    tokenise(LazySamples(600, make), of_words, **limits, cache=tmp_path)
+    assert made == [*range(600)]
 
 
 def test_workers_draw_the_same_documents_over_the_border_of_an_epoch(stores) -> None:

@@ -16,27 +16,24 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.long_docs import (
+    DEV_SHARE,
     PRESETS,
+    RUN,
+    SHARED,
     BabilongConfig,
+    DocumentsConfig,
     NiahConfig,
-    Story,
+    Noise,
+    Shelf,
     babilong_documents,
     find_story_file,
     niah_documents,
+    noise,
     read_stories,
     stories,
 )
-from qrag_jax.data.noise import (
-    DEV_SHARE,
-    RUN,
-    SHARED,
-    DocumentsConfig,
-    Noise,
-    Shelf,
-    noise,
-    sentences_of,
-)
 from qrag_jax.data.sample import SPLITS, Sample, Split, drawn
+from qrag_jax.data.sources import BABILONG, sentences_of
 from qrag_jax.errors import InputError
 
 # ---------------------------------------------------------------- stories
@@ -55,9 +52,9 @@ FACTS = ("Ada went to the hall.", "Ada got the lamp there.", "Ada moved to the y
 
 def test_one_story_a_question(tmp_path: Path) -> None:
     expected = [
-        Story(FACTS[:2], "Where is Ada?", "hall", (0,)),
-        Story(FACTS, "Where is the lamp?", "yard", (2, 1)),
-        Story(("Bo is in the hall.",), "Where is Bo?", "hall", (0,)),
+        Sample("", "Where is Ada?", FACTS[:2], (0,), ("hall",), BABILONG),
+        Sample("", "Where is the lamp?", FACTS, (1, 2), ("yard",), BABILONG),  # named "4 2"
+        Sample("", "Where is Bo?", ("Bo is in the hall.",), (0,), ("hall",), BABILONG),
     ]
     windows = "\ufeff" + TEXT.replace("\n", "\r\n") + "\r\n"
     (tmp_path / "a.txt").write_text(TEXT)
@@ -105,7 +102,7 @@ def test_facts_stand_in_order_among_noise(tmp_path: Path) -> None:
     assert (sample.question, sample.answers) == ("Where is the lamp?", ("yard",))
     assert len(sample.chunks) == 12
     assert [text for text in sample.chunks if text.startswith("Ada ")] == [*FACTS]
-    assert [sample.chunks[i] for i in sample.support] == [*FACTS[1:]]  # sorted, though named "4 2"
+    assert [sample.chunks[i] for i in sample.support] == [*FACTS[1:]]
     pool = set(noise(DocumentsConfig(), "train", 12).sentences)
     assert sum(text in pool for text in sample.chunks) == 9
     assert story_documents(settings, "dev")[0].id == "qa2-valid-0"
@@ -139,7 +136,7 @@ def test_an_epoch_draws_other_noise_and_places_for_the_same_story() -> None:
     for number in range(20):
         epochs = [drawn(train, number, epoch) for epoch in range(3)]
         assert epochs == [drawn(again, number, epoch) for epoch in range(3)]
-        facts = stories(settings, "train")[2][number].facts
+        facts = stories(settings, "train")[2][number].chunks
         for sample in epochs:
             assert [text for text in sample.chunks if text in facts] == [*facts]
         assert len({(s.id, s.question, s.answers) for s in epochs}) == 1
@@ -249,7 +246,7 @@ def test_invented_sentences_of_the_splits_are_disjoint() -> None:
     # In documents, too.
     settings = story_config(chunks=20, train=60)
     train_pool = set(noise(settings, "train", 20).sentences)
-    facts = {fact for split in SPLITS for s in stories(settings, split)[2] for fact in s.facts}
+    facts = {fact for split in SPLITS for s in stories(settings, split)[2] for fact in s.chunks}
     seen = {text for s in story_documents(settings, "train") for text in s.chunks}
     assert seen - facts <= train_pool
     for length in (20, 500):
