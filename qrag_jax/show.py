@@ -25,14 +25,12 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import evaluation
 from qrag_jax.metrics.row_log import object_in, read_record
-from qrag_jax.metrics.rows import RETRIEVALS
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
 from qrag_jax.runtime.whole_files import write_whole, writing
 from qrag_jax.runtime.writers import EPISODES_NAME, METRICS_NAME, read_metrics
 
 POINTS = 400  # of one curve, at most
-_SAMPLE = frozenset({"step", "kind", "row"})  # fields of a line of the sample that a training keeps
 
 Data = dict[str, Any]  # as the page's script takes it
 RUNS: list[str] = []  # the words that are no flags
@@ -48,66 +46,50 @@ def main() -> int:
     if not RUNS:
         raise InputError("give the folder of a run, or a log in it, for example runs/quickstart.")
     paths = [*{os.path.realpath(each): Path(each) for each in RUNS}.values()]
-    first = paths[0] if paths[0].is_dir() else paths[0].parent
-    out = Path(flags.FLAGS.out) if flags.FLAGS.out else first / "show.html"
-    if out.is_dir():
-        raise InputError(f"--out={out} is a folder; give the name of a file, such as show.html.")
+    first = paths[0] / "show.html" if paths[0].is_dir() else paths[0].with_name("show.html")
+    out = Path(flags.FLAGS.out or first)
     runs, sections = zip(*(shown(path, flags.FLAGS.episodes) for path in paths), strict=True)
     with_episodes = [section for section in sections if section is not None]
-    title = ", ".join(dict.fromkeys(run["name"] for run in runs))
+    title = ", ".join(dict.fromkeys(run["title"] for run in runs))
     episodes = sum(len(each["episodes"]) for each in with_episodes)
     about = f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {episodes} episodes."
     html_page = page(title, about, runs, with_episodes)
     with writing(out, "--out"):
         write_whole(out, html_page)
-    notes = [(run["name"], note) for run in runs for note in run["notes"]]
-    notes += [(each["title"], note) for each in with_episodes for note in each["notes"]]
-    for name, note in notes:
-        print(f"{name}: {note}")
+    for part in (*runs, *with_episodes):
+        for note in part["notes"]:
+            print(f"{part['title']}: {note}")
     print(f"{out}: {about} {len(html_page) / 2**20:.1f} MiB")
     return 0
 
 
-def _files(path: Path) -> tuple[Path | None, Path | None, Path | None]:
-    """The folder of the run, if there is one, the metrics of its training and a log of episodes."""
+def shown(path: Path, most: int) -> tuple[Data, Data | None]:
+    """A run (its folder, or a log in it) with its curves; and its episodes, so many (0: all)."""
     if not path.exists():
         raise InputError(f"{path} does not exist; {evaluation.GIVE}.")
-    folder: Path | None = path
+    parents, log = path.absolute().parents, path
+    folder = next((f for f in parents if (f / METRICS_NAME).is_file()), path.parent)
     if path.is_dir():
-        files = path / METRICS_NAME, path / EPISODES_NAME
-        metrics, sample = (file if file.is_file() else None for file in files)
-        log = evaluation.newest_log(path) or sample
-    else:
-        of_run = (CONFIG_NAME, METRICS_NAME)
-        parents = path.absolute().parents
-        folder = next((f for f in parents if all((f / name).is_file() for name in of_run)), None)
-        record = evaluation.first_record(path)
-        log = path if evaluation.kind_of(path) or record.keys() >= _SAMPLE else None
-        metrics = path if "step" in record and not log else None
-    if metrics is None and log is None:
+        folder, log = path, evaluation.newest_log(path) or path / EPISODES_NAME
+    has_log = evaluation.kind_of(log) or "row" in evaluation.first_record(log)
+    metrics, notes = folder / METRICS_NAME, list[str]()
+    if not has_log and (path.is_file() or not metrics.is_file()):
         raise InputError(
             f"{path} has nothing that can be shown: no {METRICS_NAME}, no {EPISODES_NAME} and no "
             f"log of an evaluation; {evaluation.GIVE}."
         )
-    return folder, metrics, log
-
-
-def shown(path: Path, most: int) -> tuple[Data, Data | None]:
-    """A run (its folder, or a log in it) with its curves; and its episodes, so many (0: all)."""
-    folder, metrics, log = _files(path)
-    name = (folder or path.absolute().parent).resolve().name
-    config = object_in(folder / CONFIG_NAME) if folder else {}
-    curves, notes = curves_of(read_metrics(metrics)) if metrics else [], list[str]()
+    curves = curves_of(read_metrics(metrics)) if metrics.is_file() else []
     if not curves:
-        notes.append(f"There are no curves: {metrics or path} has no metrics yet.")
-    elif log is None:
+        notes.append(f"There are no curves: {folder} has no metrics yet.")
+    elif not has_log:
         notes.append(
             "There are curves alone: the run has no log of episodes; qrag evaluate writes one, and "
             "so does a training with config.train.log_episodes above 0."
         )
+    config, name = object_in(folder / CONFIG_NAME), folder.resolve().name
     system = str(config.get("system", "q_rag" if "pqn" in config else ""))
-    run = {"name": name, "system": system, "curves": curves, "notes": notes}
-    return run, _section(path, name, flat(config), log, most) if log else None
+    run = {"title": name, "system": system, "curves": curves, "notes": notes}
+    return run, _section(path, name, flat(config), log, most) if has_log else None
 
 
 def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
@@ -127,33 +109,30 @@ def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
 
 def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: int) -> Data:
     """The episodes of a log, spread evenly."""
-    kind, early = evaluation.kind_of(log), None
-    untrained = log.parent.name in evaluation.UNTRAINED
-    if kind is None:
-        kind, step, rows, before = _read_sample(log)
-        label = f"step {step}"
-    else:
+    early, untrained = None, log.parent.name in evaluation.UNTRAINED
+    if kind := evaluation.kind_of(log):
         # The log of the untrained weights that goes with this one.
         places = [log.parent.parent / "untrained" / log.name, log.parent / "untrained.jsonl"]
         others = (each for each in places if not untrained and each.is_file() and each != log)
         label, early = f"{log.parent.name}/{log.name}", next(others, None)
         read = evaluation.KINDS[kind][0].read
         rows, before = read(log), read(early) if early else []
+    else:
+        kind, label, rows, before = _read_sample(log)
     notes = [f"Log: {log}."] + [f"Before training: {early}."] * bool(early)
     if not untrained and not before:
         notes.append("What was done before training is not here: qrag evaluate writes it.")
     if 0 < most < len(rows):
         notes.append(f"Shown are {most} of {len(rows)} episodes, spread evenly.")
         rows = [rows[at] for at in evaluation.spread(len(rows), most)]
+    if further := sorted({*evaluation.logs_of(path)} - {log, early}):
+        notes.append(
+            f"{len(further)} other logs are shown by qrag show FILE, such as {further[0]}."
+        )
     # The record next to a log says what it was made with, by names with dots or as a section.
     recorded = flat(read_record(log)).items()
     settings |= {n.removeprefix("config."): v for n, v in recorded if n.startswith("config.")}
     words = evaluation.words_of(kind)
-    sample = path / EPISODES_NAME
-    if further := sorted({*evaluation.logs_of(path), *[sample] * sample.is_file()} - {log, early}):
-        notes.append(
-            f"{len(further)} other logs, each shown by qrag show FILE, such as {further[0]}."
-        )
     return {
         "kind": kind,
         "title": f"{name}: episodes of {label}",
@@ -163,19 +142,17 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
     }
 
 
-def _read_sample(path: Path) -> tuple[str, int, list[Any], list[Any]]:
+def _read_sample(path: Path) -> tuple[str, str, list[Any], list[Any]]:
     """Of the newest step: the kind of rows, the step, its rows and those of step 0."""
     *lines, _ = path.read_bytes().split(b"\n")  # the last line may be being written
     kept = [json.loads(line) for line in lines]
-    if not kept:
-        return RETRIEVALS.name, 0, [], []
-    kind, last = kept[-1]["kind"], kept[-1]["step"]
+    kind, last = next(((each["kind"], each["step"]) for each in reversed(kept)), ("chunks", 0))
 
     def at(step: int) -> list[Any]:
         rows = [json.dumps(line["row"]) for line in kept if line["step"] == step]
         return [evaluation.KINDS[kind][0].parsed_row(row, str(path)) for row in rows]
 
-    return kind, last, at(last), at(0) if last else []
+    return kind, f"step {last}", at(last), at(0) if last else []
 
 
 # ------------------------------------------------------------------------------ the page
@@ -198,13 +175,10 @@ def page(title: str, about: str, runs: Sequence[Data], sections: Sequence[Data])
         (files / f"run_page.{kind}").read_text(encoding="utf-8") for kind in ("html", "css", "js")
     )
     parts = {"style": style, "script": script, "title": html.escape(title), "data": data}
-    digests = {"style_hash": _digest(style), "script_hash": _digest(script)}
+    hashes = (hashlib.sha256(text.encode()).digest() for text in (style, script))
+    digests = [f"sha256-{base64.b64encode(each).decode()}" for each in hashes]
     # Half a surrogate pair is no text.
-    return html_page.format(**parts, **digests).encode("utf-8", "replace")
-
-
-def _digest(text: str) -> str:
-    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+    return html_page.format(*digests, **parts).encode("utf-8", "replace")
 
 
 if __name__ == "__main__":

@@ -14,17 +14,9 @@ function drawn(name, attributes, ...inside) {
   return made;
 }
 
-function choice(options, onChange) {
-  const made = element("select", "", ...options.map(([value, text]) => Object.assign(element("option", "", text), { value })));
-  made.addEventListener("change", onChange);
-  return made;
-}
-
-function button(text, onClick) {
-  const made = Object.assign(element("button", "", text), { type: "button" });
-  made.addEventListener("click", onClick);
-  return made;
-}
+const button = (text, onclick) => Object.assign(element("button", "", text), { type: "button", onclick });
+const choice = (options, onchange) =>
+  Object.assign(element("select", "", ...options.map(([value, text]) => Object.assign(element("option", "", text), { value }))), { onchange });
 
 // What is long is folded behind its beginning: `rest` are further parts, as nodes or texts.
 const FOLD = 400; // characters, or half as many tokens
@@ -41,10 +33,7 @@ const headLine = (...inside) => element("div", "head", ...inside.map((each) => (
 const labelled = (text, control, classes = "") => element("label", classes, text, control);
 const noteList = (notes) => (notes.length ? element("ul", "notes", ...notes.map((each) => element("li", "", each))) : null);
 
-function number(value) {
-  const size = Math.abs(value);
-  return value !== 0 && (size >= 1e6 || size < 1e-3) ? value.toExponential(2) : value.toFixed(3);
-}
+const number = (value) => (value === 0 || (Math.abs(value) >= 1e-3 && Math.abs(value) < 1e6) ? value.toFixed(3) : value.toExponential(2));
 
 // ---------------------------------------------------------------- learning curves
 // One small chart a metric, all runs in it. Runs differ by colour (run0 to run7) and by marker.
@@ -62,15 +51,15 @@ function ticks(low, high) {
 
 // The lines of a chart: of each run its own, with the halves of its intervals, and dashed ones of what it began with.
 function linesOf(runs, name) {
+  const score = name.startsWith("eval/") && name.slice(5);
   return runs.flatMap((run, place) => {
-    const named = (other) => run.curves.find((each) => each.name === other), own = named(name);
+    const named = (other) => run.curves.find((each) => each.name === other), own = named(name), halves = score && named(HALF + score);
     if (!own) return [];
-    const style = { run: run.name, classes: `run${place % 8}`, marker: MARKERS[place % MARKERS.length] };
-    const score = name.startsWith("eval/") && name.slice(5), halves = named(HALF + score);
-    const half = new Map(halves ? halves.steps.map((step, i) => [step, halves.values[i]]) : []);
-    const before = BASELINES.map(([prefix, , dash]) => [score && named(prefix + score), dash]).filter(([base]) => base);
-    const flat = ([base, dash]) => ({ ...style, dash, steps: [own.steps[0], own.steps.at(-1)], values: [base.values.at(-1), base.values.at(-1)] });
-    return [{ ...style, ...own, dash: "none", half: own.steps.map((step) => half.get(step) ?? 0) }, ...before.map(flat)];
+    const style = { run: run.title, classes: `run${place % 8}`, marker: MARKERS[place % MARKERS.length] };
+    const before = BASELINES.map(([prefix, , dash]) => ({ ...style, dash, base: score && named(prefix + score) })).filter((each) => each.base);
+    const flat = (each) => ({ ...each, steps: [own.steps[0], own.steps.at(-1)], values: Array(2).fill(each.base.values.at(-1)) });
+    const half = own.steps.map((step) => (halves && halves.values[halves.steps.indexOf(step)]) || 0);
+    return [{ ...style, ...own, dash: "none", half }, ...before.map(flat)];
   });
 }
 
@@ -80,43 +69,34 @@ function chart(runs, name) {
   const ys = all.flatMap((each) => [...ends(each, -1), ...ends(each, 1)]);
   let x0 = Math.min(...xs), x1 = Math.max(...xs), y0 = Math.min(...ys), y1 = Math.max(...ys);
   if (x0 === x1) { x0 -= 1; x1 += 1; }
-  const share = name.startsWith("eval/") && all.every((each) => each.values.every((value) => value >= 0 && value <= 1));
-  if (share) { y0 = 0; y1 = y1 > 0.5 ? 1 : Math.max(y1 * 1.15, 0.05); }
+  if (name.startsWith("eval/") && all.every((each) => each.values.every((value) => value >= 0 && value <= 1))) { y0 = 0; y1 = y1 > 0.5 ? 1 : Math.max(y1 * 1.15, 0.05); }
   if (y0 === y1) { const pad = Math.abs(y0) * 0.1 || 1; y0 -= pad; y1 += pad; }
   const x = (v) => (left + ((v - x0) / (x1 - x0)) * (right - left)).toFixed(1);
   const y = (v) => (bottom - ((Math.min(Math.max(v, y0), y1) - y0) / (y1 - y0)) * (bottom - top)).toFixed(1);
   const spoken = all.filter((each) => each.half).map((each) => `${each.run} from ${number(each.values[0])} to ${number(each.values.at(-1))}`);
   const svg = drawn("svg", { viewBox: `0 0 ${W} ${H}`, role: "img", "aria-label": `${name}: ${spoken.join("; ")}` });
-  for (const [value, text] of ticks(y0, y1)) {
-    svg.append(drawn("path", { d: `M${left} ${y(value)}H${right}`, class: "grid" }), drawn("text", { x: left - 6, y: +y(value) + 4, "text-anchor": "end" }, text));
-  }
-  for (const [value, text] of ticks(x0, x1)) {
-    svg.append(drawn("path", { d: `M${x(value)} ${bottom}v4`, class: "axis" }), drawn("text", { x: x(value), y: bottom + 17, "text-anchor": "middle" }, text));
-  }
-  svg.append(drawn("path", { d: `M${left} ${top}V${bottom}H${right}`, class: "axis" }), drawn("text", { x: (left + right) / 2, y: H - 5, "text-anchor": "middle" }, "optimizer step"));
-  for (const line of all) {
-    const path = (values) => line.steps.map((step, i) => `${x(step)} ${y(values[i])}`);
-    if (line.half && line.half.some((each) => each)) {
-      svg.append(drawn("path", { d: `M${[...path(ends(line, 1)), ...path(ends(line, -1)).reverse()].join("L")}Z`, class: `band ${line.classes}` }));
-    }
-    svg.append(drawn("path", { d: `M${path(line.values).join("L")}`, class: `line ${line.classes}`, "stroke-dasharray": line.dash }));
-    const every = Math.ceil(line.steps.length / 8), marked = (i) => line.half && (i % every === 0 || i === line.steps.length - 1);
-    line.steps.forEach((step, i) => {
-      if (marked(i)) svg.append(drawn("text", { x: x(step), y: y(line.values[i]), class: `marker ${line.classes}` }, line.marker));
-    });
+  const line = (d, classes, more) => svg.append(drawn("path", { d, class: classes, ...more }));
+  const label = (x, y, text, anchor) => svg.append(drawn("text", { x, y, "text-anchor": anchor }, text));
+  for (const [value, text] of ticks(y0, y1)) line(`M${left} ${y(value)}H${right}`, "grid"), label(left - 6, +y(value) + 4, text, "end");
+  for (const [value, text] of ticks(x0, x1)) line(`M${x(value)} ${bottom}v4`, "axis"), label(x(value), bottom + 17, text, "middle");
+  line(`M${left} ${top}V${bottom}H${right}`, "axis");
+  label((left + right) / 2, H - 5, "optimizer step", "middle");
+  for (const { steps, values, half, classes, dash, marker } of all) {
+    const path = (heights) => steps.map((step, i) => `${x(step)} ${y(heights[i])}`);
+    if (half?.some((each) => each)) line(`M${[...path(ends({ values, half }, 1)), ...path(ends({ values, half }, -1)).reverse()].join("L")}Z`, `band ${classes}`);
+    line(`M${path(values).join("L")}`, `line ${classes}`, { "stroke-dasharray": dash });
+    const marked = (i) => half && (i % Math.ceil(steps.length / 8) === 0 || i === steps.length - 1);
+    steps.forEach((step, i) => marked(i) && svg.append(drawn("text", { x: x(step), y: y(values[i]), class: `marker ${classes}` }, marker)));
   }
   return element("figure", "", element("figcaption", "", name), svg);
 }
 
-function legend(runs, names) {
-  const own = runs.map((run, place) => [run.curves.length, `${MARKERS[place % MARKERS.length]} ${run.name}${run.system && ` (${run.system})`}`, `run${place % 8}`]);
-  const others = [...BASELINES, [HALF, "band: 95 % interval over the questions"]].map(([prefix, text]) => [names.some((each) => each.startsWith(prefix)), text, ""]);
-  return element("ul", "legend", ...[...own, ...others].map(([there, text, classes]) => (there ? element("li", classes, text) : null)));
-}
-
 function curveSection(runs) {
-  const names = [...new Set(runs.flatMap((run) => run.curves.map((each) => each.name)))];
-  const own = names.filter((name) => ![HALF, ...BASELINES.map(([prefix]) => prefix)].some((prefix) => name.startsWith(prefix))).sort();
+  const names = [...new Set(runs.flatMap((run) => run.curves.map((each) => each.name)))], further = [...BASELINES, [HALF, "band: 95 % interval over the questions"]];
+  const own = names.filter((name) => !further.some(([prefix]) => name.startsWith(prefix))).sort();
+  const legend = element("ul", "legend",
+    ...runs.map((run, place) => run.curves.length ? element("li", `run${place % 8}`, `${MARKERS[place % MARKERS.length]} ${run.title}${run.system && ` (${run.system})`}`) : null),
+    ...further.map(([prefix, text]) => names.some((each) => each.startsWith(prefix)) ? element("li", "", text) : null));
   const first = own.filter((name) => FIRST.test(name));
   const charts = element("div", "charts", ...(first.length ? first : own.slice(0, 6)).map((name) => chart(runs, name)));
   const more = choice([["", `add one of ${own.length}…`], ...own.map((name) => [name, name])], () => {
@@ -124,9 +104,9 @@ function curveSection(runs) {
     charts.lastChild.scrollIntoView({ block: "nearest" });
     more.value = "";
   });
-  const notes = runs.flatMap((run) => run.notes.map((note) => (runs.length > 1 ? `${run.name}: ${note}` : note)));
+  const notes = runs.flatMap((run) => run.notes.map((note) => (runs.length > 1 ? `${run.title}: ${note}` : note)));
   const part = element("section", "", element("h2", "", "Learning curves"), noteList(notes));
-  if (names.length) part.append(legend(runs, names), charts, element("div", "bar more", labelled("Another curve", more)));
+  if (names.length) part.append(legend, charts, element("div", "bar more", labelled("Another curve", more)));
   return part;
 }
 
@@ -136,12 +116,8 @@ const changed = (e) => e.before !== null && e.solved !== null && e.before.solved
 const SOLVED = { all: () => true, right: (e) => e.solved === true, wrong: (e) => e.solved === false, unknown: (e) => e.solved === null, changed };
 
 function tokenSpan([id, text], kind, logProb) {
-  const made = element("span", `token ${kind}`, text ? text.replaceAll("\n", "↵\n") : "∅");
-  made.title = `id ${id}`;
-  if (logProb === undefined) return made;
-  made.title += `, log-prob ${logProb.toFixed(4)}, p ${Math.exp(logProb).toFixed(4)}`;
-  made.append(element("sub", "", logProb.toFixed(2)));
-  return made;
+  const made = element("span", `token ${kind}`, text ? text.replaceAll("\n", "↵\n") : "∅", logProb === undefined ? null : element("sub", "", logProb.toFixed(2)));
+  return Object.assign(made, { title: `id ${id}` + (logProb === undefined ? "" : `, log-prob ${logProb.toFixed(4)}, p ${Math.exp(logProb).toFixed(4)}`) });
 }
 
 function tokensOf(step) {
@@ -168,27 +144,23 @@ function episodeBody(section, episode) {
   const before = episode.before, names = (steps) => new Set(steps.flatMap((step) => step.found.map((each) => each[0])));
   const facts = [["question", episode.question], ["answered", episode.answered], ["right answer", episode.answers.join(" / ") || null], ...episode.facts, ["id", episode.key.filter((each) => each).join(", ")]];
   const known = facts.filter(([, text]) => text !== null).flatMap(([name, text]) => [element("dt", "", name), element("dd", "", textOf(text || "–"))]);
-  const body = element("div", "body", element("dl", "facts", ...known));
-  const paths = element("div", "paths", path(section, "By the trained model", episode.steps, before && names(before.steps)));
-  if (before) {
-    const score = before.score === null ? "" : `${section.words.score} ${number(before.score)}`;
-    paths.append(path(section, ["Before training", score, before.answered].filter((each) => each).join(", "), before.steps, names(episode.steps)));
-  }
-  if (episode.missed.length) paths.append(path(section, `Gold that was not found: ${episode.missed.length}`, [{ head: [], query: null, tokens: [], found: episode.missed }]));
+  const score = before && before.score !== null ? `${section.words.score} ${number(before.score)}` : "";
+  const early = before && path(section, ["Before training", score, before.answered].filter((each) => each).join(", "), before.steps, names(episode.steps));
+  const missed = { head: [], query: null, tokens: [], found: episode.missed };
   // While it is open, the style shows the numbers below the tokens.
-  if (section.kind === "tokens") body.append(element("details", "tools", element("summary", "", "Log-probabilities of sampled tokens")));
-  body.append(paths);
-  return body;
+  const tools = section.kind === "tokens" ? element("details", "tools", element("summary", "", "Log-probabilities of sampled tokens")) : null;
+  return element("div", "body", element("dl", "facts", ...known), tools,
+    element("div", "paths", path(section, "By the trained model", episode.steps, before && names(before.steps)), early,
+      missed.found.length ? path(section, `Gold that was not found: ${missed.found.length}`, [missed]) : null));
 }
 
 function episodeItem(section, episode) {
-  const words = section.words, item = element("details", "episode");
+  const words = section.words;
   const value = (name, text) => element("span", "number", text === null || !name ? "" : `${name} ${text}`);
   const mark = { true: ["yes", `✓ ${words.solved}`], false: ["no", `✗ ${words.unsolved}`], null: ["unknown", "? unknown"] }[episode.solved];
-  item.append(element("summary", "", element("span", `mark ${mark[0]}`, mark[1], changed(episode) ? ` (was ${episode.solved ? "✗" : "✓"})` : ""), value(words.hops, episode.hops),
+  const item = element("details", "episode", element("summary", "", element("span", `mark ${mark[0]}`, mark[1], changed(episode) ? ` (was ${episode.solved ? "✗" : "✓"})` : ""), value(words.hops, episode.hops),
     value(words.score, episode.score === null ? null : number(episode.score)), value("regret", episode.regret === null ? null : number(episode.regret)), element("span", "question", episode.question)));
-  item.fill = () => { if (item.children.length === 1) item.append(episodeBody(section, episode)); }; // for "open all", which must not wait for the event
-  item.addEventListener("toggle", () => { if (item.open) item.fill(); });
+  item.addEventListener("toggle", () => item.append(episodeBody(section, episode)), { once: true });
   return item;
 }
 
@@ -207,11 +179,9 @@ function episodeSection(section) {
   const solved = choice(Object.keys(SOLVED).filter((name) => has(SOLVED[name])).map((name) => [name, named[name] || name]), renew);
   const hops = choice([["", "any"], ...counts.map((count) => [count, `${count}`])], renew);
   const order = choice([...(words.regret ? [["regret", "worst regret first"]] : []), ["log", "as in the log"]], renew);
-  const search = Object.assign(element("input"), { type: "search" });
-  search.addEventListener("input", () => { clearTimeout(timer); timer = setTimeout(renew, 200); });
+  const search = Object.assign(element("input"), { type: "search", oninput: () => { clearTimeout(timer); timer = setTimeout(renew, 200); } });
   const more = button(`Show ${PAGE} more`, draw);
-  const open = button("Open all", () => { for (const item of list.children) { item.fill(); item.open = true; } });
-  const shut = button("Close all", () => { for (const item of list.children) item.open = false; });
+  const [open, shut] = [true, false].map((is) => button(is ? "Open all" : "Close all", () => { for (const item of list.children) item.open = is; }));
 
   function renew() {
     const text = search.value.trim().toLowerCase();
@@ -227,7 +197,6 @@ function episodeSection(section) {
     more.hidden = list.children.length === shown.length;
   }
 
-  status.setAttribute("aria-live", "polite");
   const part = element("section", "", element("h2", "", section.title), noteList(section.notes), words.regret ? element("p", "regret", `Regret: ${words.regret}`) : null,
     element("div", "bar", labelled("Solved", solved), counts.length > 1 ? labelled(words.hops, hops) : null, labelled("Order", order), labelled("Search in all texts", search, "find")),
     element("div", "pager", status, open, shut), list, more);
@@ -241,12 +210,9 @@ document.addEventListener("keydown", (event) => {
   const by = { j: 1, k: -1 }[event.key];
   if (!by || event.ctrlKey || event.metaKey || event.altKey || event.target.matches("input, select")) return;
   const every = [...document.querySelectorAll("details.episode > summary")], own = event.target.closest("details.episode");
-  const next = every[own ? every.indexOf(own.firstChild) + by : 0];
-  if (next) next.focus();
+  every[own ? every.indexOf(own.firstChild) + by : 0]?.focus();
 });
 
-(() => {
-  const { about, runs, sections } = JSON.parse(document.getElementById("data").textContent);
-  document.getElementById("about").textContent = about;
-  document.getElementById("main").append(curveSection(runs), ...sections.map(episodeSection));
-})();
+const { about, runs, sections } = JSON.parse(document.getElementById("data").textContent);
+document.getElementById("about").textContent = about;
+document.getElementById("main").append(curveSection(runs), ...sections.map(episodeSection));
