@@ -27,7 +27,7 @@ from ml_collections import config_dict, config_flags
 from tqdm import tqdm
 
 from qrag_jax.data import records
-from qrag_jax.data.sample import BadRecord
+from qrag_jax.data.sample import BadRecord, Sample
 from qrag_jax.environments.queries import BY_PASSAGE, KEYS, normalised_title
 from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
@@ -206,17 +206,10 @@ def questions(
         if row.id in asked:
             raise InputError(f"{log} holds sample {row.id} twice; give a log of one evaluation")
         right, type_ = (golds or {}).get(row.id, ((row.answer, *row.aliases), ""))
-        kept = keep(row)
-        asked[row.id] = how.question(
-            str(log),
-            row.id,
-            row.question,
-            list(zip(kept.pred_idx, kept.pred_texts, strict=True)),
-            right,
-            hops=len(set(row.sf_idx)),
-            type_=type_,
-            source=row.source,
-        )
+        kept, facts = keep(row), tuple({*row.sf_idx})
+        sample = Sample(row.id, row.question, (), facts, tuple(right), row.source)
+        chunks = [*zip(kept.pred_idx, kept.pred_texts, strict=True)]
+        asked[row.id] = how.question(str(log), sample, chunks, type_)
     return list(asked.values())
 
 

@@ -18,8 +18,8 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
+from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
-from qrag_jax.feedback.rag import Gold
 from qrag_jax.learners.state import encoder_key, place
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import begin, refuse_other
@@ -109,7 +109,7 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
         if (rows := [judged(row, least_std) for row in kept]) != kept:
             REWARDS.rewrite(log, rows)
 
-        def play(part: Sequence[Gold], first: int) -> list[RewardRow]:
+        def play(part: Sequence[Sample], first: int) -> list[RewardRow]:
             played = system.play(params, system.starts(part, count, _FILTERED, first), stop)
             scores = iter(system.scores([g for g in part for _ in range(count)], played, stop))
             total, rows = config.reward.rewards.total, list[RewardRow]()

@@ -25,7 +25,8 @@ from typing import Any
 
 from absl import flags
 
-from qrag_jax.data.corpora import Query, read_query_list
+from qrag_jax.data.corpora import read_query_list
+from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.retrieval.multi_step import Hit
@@ -79,14 +80,14 @@ READ_BY = {**dict.fromkeys(_OF_STEPS, (RUN, EXPORT)), "k": (PLAIN, WORDS)}
 QUESTIONS: list[str] = []  # the words that are no flags
 
 
-def _asked() -> list[Query]:
+def _asked() -> list[Sample]:
     if bool(QUESTIONS) == bool(QUERIES.value):
         raise InputError('give questions in quotes, such as "who wrote it?", or --queries=FILE.')
     if not QUERIES.value:
         for question in QUESTIONS:
             if not question.strip() or well_formed(question) != question:
                 raise InputError(f"the question {question!r} is empty or no valid text; mend it.")
-        return [Query("", question) for question in QUESTIONS]
+        return [Sample("", question) for question in QUESTIONS]
     return read_query_list(Path(QUERIES.value).expanduser(), numbered=False)
 
 
@@ -122,8 +123,8 @@ def _retriever() -> Retriever:
 
 
 def _answer(
-    retriever: Retriever, asked: Sequence[Query], where: Where | None
-) -> Iterator[tuple[Query, list[Hit]]]:
+    retriever: Retriever, asked: Sequence[Sample], where: Where | None
+) -> Iterator[tuple[Sample, list[Hit]]]:
     how: Any = {"beam": BEAM.value, "threshold": THRESHOLD.value, "where": where}
     if isinstance(retriever, SingleStepRetriever):
         how["topk"] = K.value
@@ -131,16 +132,16 @@ def _answer(
         part = asked[start : start + AT_ONCE]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = retriever.search([one.text for one in part], STEPS.value, **how)
+            found = retriever.search([one.question for one in part], STEPS.value, **how)
         for warning in caught:
             if warning.category is UserWarning:
                 print(f"note: {warning.message}")
         yield from zip(part, found, strict=True)
 
 
-def _lines(asked: Query, hits: Sequence[Hit], separator: str) -> Iterator[str]:
+def _lines(asked: Sample, hits: Sequence[Hit], separator: str) -> Iterator[str]:
     """What is shown of a question's hits."""
-    yield asked.text
+    yield asked.question
     if not hits:
         yield "  nothing was found"
     for hit in hits:
@@ -149,9 +150,9 @@ def _lines(asked: Query, hits: Sequence[Hit], separator: str) -> Iterator[str]:
         yield f"  {hit.step}  {hit.score:9.4f}  {hit.id}  {text}"
 
 
-def _record(asked: Query, hits: Sequence[Hit]) -> str:
+def _record(asked: Sample, hits: Sequence[Hit]) -> str:
     row: dict[str, Any] = {"id": asked.id} if asked.id else {}
-    row |= {"question": asked.text, "hits": [hit._asdict() for hit in hits]}
+    row |= {"question": asked.question, "hits": [hit._asdict() for hit in hits]}
     return json.dumps(row, ensure_ascii=False) + "\n"
 
 
@@ -160,7 +161,7 @@ def main() -> int:
     if QRELS.value and not all(query.id for query in asked):
         raise InputError("--qrels needs --queries=FILE whose questions have ids.")
     retriever = _retriever()
-    retriever.check([one.text for one in asked])
+    retriever.check([one.question for one in asked])
     by_query = {}
     with contextlib.ExitStack() as stack:
         if OUT.value:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from examples.worlds.scripts import BridgePassage, BridgeQuestion, TalkativeQuestion, renaming
 from examples.worlds.sentences import content_words, draw_dropped, words_of
-from qrag_jax.data.sample import Draw
+from qrag_jax.data.sample import Draw, Sample
 from qrag_jax.environments.episode import Agent, Look, Open, Reply, Said, Speak, ToolTally, ToolTask
 from qrag_jax.environments.queries import (
     BRIDGE,
@@ -24,7 +24,6 @@ from qrag_jax.environments.queries import (
     Pool,
     QueryPrompt,
     QueryState,
-    RewriteTask,
     Searched,
     StylesConfig,
     grown,
@@ -472,18 +471,16 @@ class RewriteScript(_OneByOne):
     def __len__(self) -> int:
         return len(self.given)
 
-    def at(self, config: Any, number: int, index: int) -> tuple[RewriteTask, str]:
+    def at(self, config: Any, number: int, index: int) -> tuple[Sample, str]:
         """Demonstration `index`, of query `number`: its task, and the query to imitate.
 
         Of a sentence, no document is relevant.
         """
         one = self.given[number]
         if isinstance(one, str):
-            task = RewriteTask(id=f"sentence-{number}", question=one, answers=())
+            task = Sample(f"sentence-{number}", one)
             return task, draw_dropped(config.dropped, config.seed, index, one, self.frequent)
-        judged = one.judged
-        task = RewriteTask.judged(judged.id, judged.text, dict(judged.grades))
-        return task, draw_rewriting(config.seed, index, one)[1]
+        return one.judged, draw_rewriting(config.seed, index, one)[1]
 
     def talk(self, config: Any, agent: Any, library: Any, number: int, index: int) -> Talk:
         task, query = self.at(config, number, index)

@@ -25,7 +25,6 @@ from examples.worlds.world import (
     puzzle_at,
 )
 from examples.worlds.world import Passage as PuzzlePassage
-from qrag_jax.data.corpora import Query
 from qrag_jax.data.sample import BLOCK, SPLITS, Draw, Passage, Sample, Split
 from qrag_jax.errors import InputError
 
@@ -211,10 +210,10 @@ class TalkativeQuestion:
         return self.documents[self.gold].title
 
     @property
-    def judged(self) -> Query:
+    def judged(self) -> Sample:
         """The question as a query."""
         name = self.documents[self.gold].name
-        return Query(self.id, self.question, ((name, 1),), (self.answer,))
+        return Sample(self.id, self.question, answers=(self.answer,), grades=((name, 1),))
 
 
 def talkative_question(seed: int, split: Split, index: int, clauses: int = 2) -> TalkativeQuestion:
@@ -248,7 +247,7 @@ def talkative_question(seed: int, split: Split, index: int, clauses: int = 2) ->
 
 def talkative_parts(
     config: Any,
-) -> tuple[dict[str, list[Query]], list[TalkativeQuestion], list[Passage]]:
+) -> tuple[dict[str, list[Sample]], list[TalkativeQuestion], list[Passage]]:
     """Queries by part, all training questions, and the passages of all, by section `queries`.
 
     The queries of the test are of another world, as are those that choose the best checkpoint.

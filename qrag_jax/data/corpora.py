@@ -29,12 +29,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from qrag_jax.data import records
 from qrag_jax.data.reading import DatasetPart, ReadReport, usable
 from qrag_jax.data.records import ITEMS, SUFFIXES, TEXT, read_lines, read_records, split_files
-from qrag_jax.data.sample import BadRecord, Passage
+from qrag_jax.data.sample import BadRecord, Passage, Sample
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.whole_files import write_whole
 
@@ -186,31 +186,21 @@ BEIR_HEADER = "query-id\tcorpus-id\tscore"
 _WHOLE_NUMBER = re.compile(r"[+-]?[0-9]{1,9}")
 
 
-class Query(NamedTuple):
-    id: str  # unique within its data; "": it has none
-    text: str
-    # (id, relevance of 1 or more) of each relevant document, once; () where nothing is judged
-    grades: tuple[tuple[str, int], ...] = ()
-    answers: tuple[str, ...] = ()  # short ones of which a document may have one; () if unknown
-    until: str = ""  # only documents up to this day may be found, as YYYY-MM-DD; "": all may
-    collection: str = ""  # that is searched; "" if the data name none
-
-
 def check_in_corpus(
-    queries: Sequence[Query],
+    queries: Sequence[Sample],
     known_ids: AbstractSet[str],
     max_missing_share: float,
     *,
     field: str,
     corpus: str,
     fix: str,
-) -> tuple[list[Query], str]:
+) -> tuple[list[Sample], str]:
     """The queries of which the corpus has a relevant document, and a line on what it lacks.
 
     Too many others are refused, by the names of the queries' field and of the corpus. Grades stay,
     so that a document that it lacks is never found.
     """
-    kept, dropped = list[Query](), list[Query]()
+    kept, dropped = list[Sample](), list[Sample]()
     for query in queries:
         (kept if any(name in known_ids for name, _ in query.grades) else dropped).append(query)
     if not kept or len(dropped) > max_missing_share * len(queries):
@@ -245,7 +235,7 @@ def is_collection(folder: Path) -> bool:
 
 def read_queries(folder: Path, split: str = "") -> dict[str, str]:
     """The queries' texts by `_id`: those of the split if it has a file of its own, else all."""
-    return {each.id: each.text for each in read_query_list(queries_path(folder, split))}
+    return {each.id: each.question for each in read_query_list(queries_path(folder, split))}
 
 
 def queries_path(folder: Path, split: str = "") -> Path:
@@ -322,7 +312,7 @@ def _write_rows(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:
 # ---------------------------------------------------------------- rows of queries
 
 
-def judged_row(where: str, row: Mapping[str, Any]) -> Query:
+def judged_row(where: str, row: Mapping[str, Any]) -> Sample:
     """One row as a query; its grades are () if it has no relevant document.
 
     The text of a PICO row is its parts with their names, such as "Patient: adults; Outcome: pain";
@@ -335,21 +325,22 @@ def judged_row(where: str, row: Mapping[str, Any]) -> Query:
         listed = records.get(row, ITEMS, field)
         documents = tuple(dict.fromkeys(records.identifier(name, field) for name in listed))
         answers = records.get(row, ITEMS, "answers", default=[])
-        content = "\0".join((where, query.text, *documents))
+        content = "\0".join((where, query.question, *documents))
         digest = hashlib.blake2b(content.encode(), digest_size=4).hexdigest()
-        return query._replace(
+        return dataclasses.replace(
+            query,
             id=query.id or f"row-{where.rpartition(':')[2]}-{digest}",
             grades=tuple((document, 1) for document in documents),
             answers=tuple(dict.fromkeys(_line(answer, "answers") for answer in answers)),
         )
 
 
-def _query(row: Mapping[str, Any], *names: str) -> Query:
+def _query(row: Mapping[str, Any], *names: str) -> Sample:
     """A row as a query without judgements: the first of these fields, or else its PICO."""
     name = next((row[key] for key in ("id", "_id") if row.get(key) is not None), None)
     field = next((name for name in (*names, "pico") if row.get(name) is not None), names[0])
     value = records.present(row, field)
-    return Query(
+    return Sample(
         "" if name is None else records.identifier(name, "id"),
         _pico(value) if field == "pico" else _line(value, field),
         until=_until(row.get("pub_date")),
@@ -404,7 +395,7 @@ def last_day(text: str) -> str:
 # ---------------------------------------------------------------- lists without judgements
 
 
-def read_query_list(path: Path, *, numbered: bool = True) -> list[Query]:
+def read_query_list(path: Path, *, numbered: bool = True) -> list[Sample]:
     """The queries of a file, in its order, as one line each.
 
     Files named as `records.SUFFIXES` have records with a field `question`, `query`, `text` or
@@ -412,13 +403,13 @@ def read_query_list(path: Path, *, numbered: bool = True) -> list[Query]:
     as it is or as such a record in JSON. A query without an id has the id "", or, if they are
     `numbered`, the number of its line; then ids must differ within a collection.
     """
-    queries: list[Query] = []
+    queries: list[Sample] = []
     seen = set[tuple[str, str]]()
     for where, row in _rows(path):
         with records.refused(where):
             query = _query(row, *_ASKED)
         if numbered:
-            query = query._replace(id=query.id or where.rpartition(":")[2])
+            query = dataclasses.replace(query, id=query.id or where.rpartition(":")[2])
             if (query.collection, query.id) in seen:
                 raise InputError(
                     f"{where}: there is a query {query.id!r} before; give each its own id."
@@ -452,7 +443,7 @@ def _rows(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
 NO_DOCUMENT, NO_TEXT = "queries without a relevant document", "judged queries without a text"
 
 
-def read_judged_queries(part: DatasetPart) -> tuple[list[Query], ReadReport]:
+def read_judged_queries(part: DatasetPart) -> tuple[list[Sample], ReadReport]:
     """The queries of a part, and the report of what was skipped.
 
     Skipped are queries without a relevant document, judgements of queries that have no text, and
@@ -475,15 +466,15 @@ def read_judged_queries(part: DatasetPart) -> tuple[list[Query], ReadReport]:
     return usable(part.path, (names, placed), _judged, "give the judgements of these queries.")
 
 
-def _judged(query: Query) -> Query:
+def _judged(query: Sample) -> Sample:
     if not query.grades:
         raise BadRecord(NO_DOCUMENT)
-    if not query.text:
+    if not query.question:
         raise BadRecord(NO_TEXT)
     return query
 
 
-def _collection(folder: Path, split: str) -> tuple[list[Path], list[tuple[str, Query]]]:
+def _collection(folder: Path, split: str) -> tuple[list[Path], list[tuple[str, Sample]]]:
     """The files of a split, and its queries with their places.
 
     They are those of the split's own file, and those that are judged.
@@ -494,6 +485,6 @@ def _collection(folder: Path, split: str) -> tuple[list[Path], list[tuple[str, Q
     placed = []
     for name in dict.fromkeys([*own, *qrels]):
         grades = tuple((each, grade) for each, grade in qrels.get(name, {}).items() if grade >= 1)
-        query = Query(name, texts.get(name, "").strip(), grades)
+        query = Sample(name, texts.get(name, "").strip(), grades=grades)
         placed.append((f"{asked.name}: {name}", query))
     return [asked, judgements], placed

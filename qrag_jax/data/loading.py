@@ -291,7 +291,7 @@ def load_questions(
     kept = []
     for split, part in zip(SPLITS, parts):
         every = part.all
-        few = [s for s in every if s.decomposition and len(s.decomposition.hops) <= max_hops]
+        few = [s for s in every if 0 < len(s.hops) <= max_hops]
         if not few:
             raise InputError(
                 f"no {split} question has a decomposition of at most config.agent.max_hops, "

@@ -14,15 +14,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from qrag_jax.data import sources
 from qrag_jax.data.records import HUB, load_hub, read_records, split_files
-from qrag_jax.data.sample import BadRecord, Decomposition, Sample, Split
+from qrag_jax.data.sample import BadRecord, Sample, Split, taken_apart
 from qrag_jax.errors import InputError
-from qrag_jax.runtime import own_code
+from qrag_jax.runtime import bounded_json, own_code
 
-T = TypeVar("T", bound=Any)  # with an id
 # Names of what is read, and pairs (place such as "train.jsonl:17", record).
 Records = tuple[tuple[str, ...], Iterable[tuple[str, Any]]]
 
@@ -35,15 +34,16 @@ class ReadReport:
     files: tuple[str, ...]  # paths, or one "hub:REPOSITORY"
     read: int = 0
     kept: int = 0
-    # By the reason; by the harmless fault in spite of which a record was kept; and the place of the
-    # first record of a reason or fault, such as "train.jsonl:17".
+    # By the reason; by the harmless fault in spite of which a record was kept; and the first record
+    # of a reason or fault, such as `train.jsonl:17, {"id": 5, …`.
     skipped: Counter[str] = dataclasses.field(default_factory=Counter)
     mended: Counter[str] = dataclasses.field(default_factory=Counter)
     first: dict[str, str] = dataclasses.field(default_factory=dict)
 
-    def count(self, counts: Counter[str], reason: str, where: str) -> None:
+    def count(self, counts: Counter[str], reason: str, where: str, record: Any) -> None:
         counts[reason] += 1
-        self.first.setdefault(reason, where)
+        if reason not in self.first:
+            self.first[reason] = f"{where}, {bounded_json.shown(record)}"
 
     def losses(self) -> str:
         """As in "3 no supporting facts, 1 duplicate id"."""
@@ -57,11 +57,11 @@ class ReadReport:
 
 
 def usable(
-    source: str, records: Records, parse: Callable[[Any], T], fix: str, limit: int = 0
-) -> tuple[list[T], ReadReport]:
+    source: str, records: Records, parse: Callable[[Any], Sample], fix: str, limit: int = 0
+) -> tuple[list[Sample], ReadReport]:
     """What `parse` makes of the usable records; the report counts them and the others."""
     report = ReadReport(source, records[0])
-    samples: dict[str, T] = {}
+    samples: dict[str, Sample] = {}
     for where, record in records[1]:
         report.read += 1
         try:
@@ -69,10 +69,10 @@ def usable(
             if sample.id in samples:
                 raise BadRecord("duplicate id")
         except BadRecord as bad:
-            report.count(report.skipped, str(bad), where)
+            report.count(report.skipped, str(bad), where, record)
             continue
-        if fault := getattr(sample, "fault", ""):
-            report.count(report.mended, fault, where)
+        if sample.fault:
+            report.count(report.mended, sample.fault, where, record)
         samples[sample.id] = sample
         if len(samples) == limit:
             break
@@ -114,7 +114,7 @@ def load_samples(
     if source == sources.OWN:
         records, parse = columns.over(records), partial(parse, columns=columns)
     if apart:
-        parse = partial(_taken_apart, parse, known)
+        parse = partial(_with_hops, parse, known)
     fix = (
         f"check that it is {source} data, with python -m qrag_jax.validate_data --source {source} "
         "--path FILE"
@@ -122,16 +122,15 @@ def load_samples(
     return usable(source, (files, records), parse, fix, limit)
 
 
-def _taken_apart(
+def _with_hops(
     parse: Callable[..., Sample], known: sources.Source, record: dict[str, Any]
 ) -> Sample:
     sample = parse(record)
     assert known.hops is not None
     try:
-        hops = Decomposition(known.hops(record, sample.answers), sample.answers)
+        return taken_apart(sample, known.hops(record, sample.answers))
     except BadRecord as bad:
         return dataclasses.replace(sample, fault=f"no way to take them apart ({bad})")
-    return dataclasses.replace(sample, decomposition=hops)
 
 
 def is_one_part(path: str) -> bool:

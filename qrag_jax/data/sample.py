@@ -61,26 +61,6 @@ class SubQuestion:
         return _SLOT.sub(lambda slot: answers[int(slot[1]) - 1], self.text)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Decomposition:
-    hops: tuple[SubQuestion, ...]  # the sub-questions in the order in which they can be asked
-    # Of the whole question. In a chain, the answer of the last hop is one of them; in a comparison,
-    # the answers of all hops decide which it is.
-    answers: tuple[str, ...]
-
-    def __post_init__(self) -> None:
-        if not self.hops:
-            raise BadRecord("no decomposition")
-        if not self.answers:
-            raise BadRecord("no answer")
-        if not all(hop.text.strip() for hop in self.hops):
-            raise BadRecord("empty sub-question")
-        if not all(hop.answers and all(map(letters, hop.answers)) for hop in self.hops):
-            raise BadRecord("sub-answer without a word")
-        if any(needed >= place for place, hop in enumerate(self.hops) for needed in hop.needs):
-            raise BadRecord("sub-question needs a later answer")
-
-
 def letters(text: str) -> str:
     """The letters and digits of a text, in whatever case."""
     return "".join(filter(str.isalnum, text.casefold()))
@@ -88,23 +68,37 @@ def letters(text: str) -> str:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Sample:
-    id: str  # unique within its source; written to retrieval logs
+    """A question, or a query to search by or to rewrite, with what is known of it."""
+
+    id: str  # unique within its source or collection; written to logs; "": a query has none
     question: str
-    chunks: tuple[str, ...]  # its own passages; () if a corpus has to be searched for them
+    chunks: tuple[str, ...] = ()  # its own passages; () if a corpus has to be searched for them
     # Places of the supporting facts, distinct, in the data's order; () without chunks, or in data
     # of one's own, which then have answers
-    support: tuple[int, ...]
-    answers: tuple[str, ...]  # the answer followed by its aliases, or see `needs_all`; may be empty
-    source: str  # name of the source the sample came from, e.g. "hotpotqa"
+    support: tuple[int, ...] = ()
+    answers: tuple[str, ...] = ()  # the answer followed by its aliases, or see `needs_all`
+    source: str = ""  # name of the source the sample came from, e.g. "hotpotqa"
     titles: tuple[str, ...] = ()  # with which each chunk begins, "" for one without; () if unknown
     pages: tuple[Passage, ...] = ()  # gold pages of a question without chunks
-    decomposition: Decomposition | None = None  # None if none is known, or if nobody asked for it
+    # Sub-questions in the order in which they can be asked; () if none is known, or nobody asked
+    # for them. In a chain, the answer of the last one is one of `answers`; in a comparison, the
+    # answers of all decide which it is.
+    hops: tuple[SubQuestion, ...] = ()
+    # (id, relevance of 1 or more) of each relevant document of a query; () where nothing is judged
+    grades: tuple[tuple[str, int], ...] = ()
+    collection: str = ""  # that a query searches; "" if the data name none
+    until: str = ""  # only documents up to this day may be found, as YYYY-MM-DD; "": all may
     fault: str = dataclasses.field(default="", compare=False)  # a harmless one of its record
 
     @property
     def needs_all(self) -> bool:
         """Whether `answers` are values that are all asked for, and not forms of one answer."""
         return self.source in OF_VALUES
+
+    @property
+    def relevant(self) -> frozenset[str]:
+        """Names of the documents that `grades` has."""
+        return frozenset(name for name, _ in self.grades)
 
     def passage(self, place: int) -> Passage:
         """A chunk as its title and what follows it."""
@@ -121,6 +115,21 @@ class Sample:
     def gold(self) -> tuple[Passage, ...]:
         """The pages to be found, in the data's order."""
         return self.pages or tuple(map(self.passage, self.support))
+
+
+def taken_apart(sample: Sample, hops: tuple[SubQuestion, ...]) -> Sample:
+    """The sample with these sub-questions, which must be such that they can be asked in order."""
+    if not hops:
+        raise BadRecord("no decomposition")
+    if not sample.answers:
+        raise BadRecord("no answer")
+    if not all(hop.text.strip() for hop in hops):
+        raise BadRecord("empty sub-question")
+    if not all(hop.answers and all(map(letters, hop.answers)) for hop in hops):
+        raise BadRecord("sub-answer without a word")
+    if any(needed >= place for place, hop in enumerate(hops) for needed in hop.needs):
+        raise BadRecord("sub-question needs a later answer")
+    return dataclasses.replace(sample, hops=hops)
 
 
 def placed(facts: Iterable[T], places: Iterable[int], between: Iterable[T]) -> list[T]:

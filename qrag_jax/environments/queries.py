@@ -19,9 +19,9 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from qrag_jax.data.sample import world
+from qrag_jax.data.sample import Sample, world
 from qrag_jax.environments import episode
 from qrag_jax.errors import Count, InputError, Share
 from qrag_jax.llm.outcomes import well_formed
@@ -65,26 +65,6 @@ class QueryState(episode.ToolTask):
 
     def after(self, pool: Pool) -> QueryState:
         return dataclasses.replace(self, hop=self.hop + 1, pool=pool, variant=0)
-
-
-@dataclasses.dataclass(frozen=True, slots=True)
-class RewriteTask(episode.ToolTask):
-    """A query to rewrite, `question`; `gold_ids` are the documents of `grades`, in their order."""
-
-    # (document id, relevance) pairs; each document once, each relevance at least 1
-    grades: tuple[tuple[str, int], ...] = ()
-    collection: str = ""  # name of the collection that is searched, where there are several
-    # YYYY-MM-DD, the last day of publication that a search engine may find; "": any
-    until: str = ""
-
-    @classmethod
-    def judged(
-        cls, id: str, question: str, judgements: Mapping[str, int], **fields: Any
-    ) -> RewriteTask:
-        """A task from judgements, document id → relevance, of which those of 1 or more count."""
-        grades = tuple((name, grade) for name, grade in judgements.items() if grade >= 1)
-        gold = tuple(name for name, _ in grades)
-        return cls(id, question, fields.pop("answers", ()), gold_ids=gold, grades=grades, **fields)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -391,11 +371,11 @@ class RewriteAgent:
     def __post_init__(self) -> None:
         self.prompt.check("query")
 
-    def messages(self, task: RewriteTask) -> Messages:
+    def messages(self, task: Sample) -> Messages:
         """The conversation that asks for the query of a task; the original is on one line."""
         return self.prompt.fill({"query": one_line(task.question)})
 
-    def play(self, task: RewriteTask) -> episode.Play:
+    def play(self, task: Sample) -> episode.Play:
         return _one_search(self.messages(task), self.k, self._read)
 
     def _read(self, said: episode.Said) -> tuple[str, str]:

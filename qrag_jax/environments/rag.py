@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
-from qrag_jax.data.sample import Decomposition, Passage
+from qrag_jax.data.sample import Passage, Sample
 from qrag_jax.environments import episode
 from qrag_jax.environments.episode import Hop, Limits, Steps, Task, Unplayable, line_of
 from qrag_jax.errors import InputError
@@ -402,7 +402,7 @@ _JOINED = re.compile(r"[-‐‑–—−/]")  # "French-American" says "French"
 
 @dataclasses.dataclass(frozen=True)
 class Scripted(SearchingAgent):
-    """Plays episodes by decompositions.
+    """Plays episodes by the sub-questions of the data.
 
     A sub-question whose answer stands in the passages found has the status FOUND, else NOT_FOUND,
     and is asked again. If the retrievals are used up before all answers are found, the agent gives
@@ -412,11 +412,11 @@ class Scripted(SearchingAgent):
 
     # By the question's id; `data.loading` keeps no question without one, or with more than
     # `max_hops` hops.
-    decompositions: Mapping[str, Decomposition]
+    questions: Mapping[str, Sample]
     limits: Limits  # `max_hops` counts
 
     def answer(self, task: Task, trail: Trail) -> Steps[str]:
-        whole, answers = self.decompositions[task.id], list[str]()
+        whole, answers = self.questions[task.id], list[str]()
         for hop in whole.hops:
             sub_query, found = hop.filled(answers), ""
             while not found:

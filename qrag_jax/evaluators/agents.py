@@ -6,10 +6,11 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import Failed
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, sampler
-from qrag_jax.feedback.rag import Gold
-from qrag_jax.metrics import answers, ranking
+from qrag_jax.feedback.rag import em_f1
+from qrag_jax.metrics import ranking
 from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.rows import AGENTS, AgentRow
 from qrag_jax.metrics.summaries import agent_columns, agent_counts
@@ -21,14 +22,14 @@ BEST_BY = ("f1", "em", "recall")
 
 def agent_evaluation(
     step: int,
-    golds: Sequence[Gold],
+    golds: Sequence[Sample],
     best_by: str,
     play: Callable[[Sequence[int]], Sequence[Episode]],
 ) -> Evaluation:
     """Scores fixed questions; of several hosts, each plays its part, and all call this together.
 
     Args:
-        golds: what is right for each question.
+        golds: the questions, with their relevant passages as `grades`.
         best_by: the score that chooses the best checkpoint.
         play: places of questions → an episode for each of them, in order.
     """
@@ -50,21 +51,21 @@ def agent_evaluation(
     return Evaluation.of(line, scores, best_by, columns, episodes=kept)
 
 
-def agent_row(gold: Gold, episode: Episode) -> AgentRow:
+def agent_row(gold: Sample, episode: Episode) -> AgentRow:
     """The row of an episode, whose question has this gold."""
     ended = episode.ended
     names = [each.names for each in episode.searches]
     broken = isinstance(ended, Failed)
     answer = "" if isinstance(ended, Failed) else ended.answer
-    em_f1 = answers.score(gold.rule, gold.id, gold.question, answer, gold.answers)
+    scores = em_f1(answer, gold)
     return AgentRow(
         id=gold.id,
         question=gold.question,
         golds=gold.answers,
         answer=answer,
         broken=ended.cause if isinstance(ended, Failed) else "",
-        em=0.0 if broken else em_f1.em,
-        f1=0.0 if broken else em_f1.f1,
+        em=0.0 if broken else scores.em,
+        f1=0.0 if broken else scores.f1,
         recall=ranking.episode_recall(gold.relevant, names) if gold.relevant else None,
         searches=tuple(
             {"query": hop.sub_query, "status": hop.status, "answer": hop.answer, "names": list(own)}

@@ -9,16 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import Document, Failed
-from qrag_jax.environments.queries import (
-    EMPTY,
-    OUTCOMES,
-    REWRITTEN,
-    STOPPED,
-    TOO_LONG,
-    RewriteTask,
-    read_output,
-)
+from qrag_jax.environments.queries import EMPTY, OUTCOMES, REWRITTEN, STOPPED, TOO_LONG, read_output
 from qrag_jax.environments.queries import Searched as Found
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, sampler
 from qrag_jax.feedback.pairs import ALL_GOLD, AP, RECALL
@@ -134,7 +127,7 @@ WayScores = Mapping[str, np.ndarray]
 
 def rewrite_evaluation(
     step: int,
-    tasks: Sequence[RewriteTask],
+    tasks: Sequence[Sample],
     rows: Sequence[RewriteRow],
     *,
     originals: Sequence[RewriteRow],
@@ -165,7 +158,7 @@ def rewrite_evaluation(
 
 
 def measured(
-    tasks: Sequence[RewriteTask], rows: Sequence[RewriteRow], measures: Sequence[str]
+    tasks: Sequence[Sample], rows: Sequence[RewriteRow], measures: Sequence[str]
 ) -> WayScores:
     """Each measure of each query; what is no query has found nothing."""
     # Names, since ids of collections may be alike.
@@ -177,9 +170,7 @@ def measured(
     return columns
 
 
-def shape_of_rows(
-    tasks: Sequence[RewriteTask], rows: Sequence[RewriteRow]
-) -> dict[str, float | None]:
+def shape_of_rows(tasks: Sequence[Sample], rows: Sequence[RewriteRow]) -> dict[str, float | None]:
     """Means over the queries that did not fail; None: of nothing.
 
     `format` is the share with a query, even one that the search cannot read, as in the reward, and
@@ -204,7 +195,7 @@ def _mean(values: Sequence[Any]) -> float | None:
 # ---------------------------------------------------------------------------- rows
 
 
-def played_row(task: RewriteTask, episode: Episode, speech: Speech, form: str = "") -> RewriteRow:
+def played_row(task: Sample, episode: Episode, speech: Speech, form: str = "") -> RewriteRow:
     """The row of an episode."""
     ended = episode.ended
     turn = next((turn for segment in episode.segments for turn in segment), None)
@@ -226,7 +217,7 @@ def played_row(task: RewriteTask, episode: Episode, speech: Speech, form: str = 
     return dataclasses.replace(row, query=ended.answer, outcome=ended.outcome, found=found)
 
 
-def searched_row(task: RewriteTask, query: str, found: Sequence[Document] | Failure) -> RewriteRow:
+def searched_row(task: Sample, query: str, found: Sequence[Document] | Failure) -> RewriteRow:
     """The row of a query that no model wrote."""
     row = RewriteRow(task.id, task.collection, task.question, query)
     if isinstance(found, Failure):

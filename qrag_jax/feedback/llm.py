@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 
+from qrag_jax.data.records import distinct
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.sources import BABILONG, answer_rule
 from qrag_jax.errors import InputError
@@ -67,51 +68,40 @@ class Asking:
         `taken` are chunk indices in the order taken; an index beyond the chunks is STOP.
         """
         chunks = [(index, sample.chunks[index]) for index in taken if index < len(sample.chunks)]
-        asked = sample.source, sample.id, sample.question, chunks, sample.answers
-        return self.question(*asked, hops=len(sample.support), source=sample.source)
+        return self.question(sample.source, sample, chunks)
 
     def question(
-        self,
-        place: str,
-        sample_id: str,
-        text: str,
-        chunks: Sequence[tuple[int, str]],
-        golds: Sequence[str],
-        *,
-        hops: int,
-        type_: str = "",
-        source: str = "",
+        self, place: str, sample: Sample, chunks: Sequence[tuple[int, str]], type_: str = ""
     ) -> Question:
         """The question of one sample, with (index, text) pairs of chunks in the order taken.
 
-        `place` is for errors. Of MuSiQue and BABILong, ids say the hops and the type; a `source` of
-        "" is unknown, as of data of one's own.
+        `place` is for errors. Of MuSiQue and BABILong, ids say the hops and the type.
         """
-        right = tuple(dict.fromkeys(gold.strip() for gold in golds if gold.strip()))
+        right = distinct(sample.answers)
         if not right:
             raise InputError(
-                f"{place}: sample {sample_id} has no right answer to score against (field 'answer' "
+                f"{place}: sample {sample.id} has no right answer to score against (field 'answer' "
                 "is empty); give data with answers"
             )
-        usual = answer_rule(source)
+        usual = answer_rule(sample.source)
         rule = usual if self.metric == AUTO else self.metric
         try:
-            answers.score(rule, sample_id, text, "", right)  # check that it can be scored
+            answers.score(rule, sample.id, sample.question, "", right)  # check that it can be
         except InputError as error:
-            raise InputError(f"{place}: sample {sample_id}: {error}") from None
+            raise InputError(f"{place}: sample {sample.id}: {error}") from None
         named = {"babilong", "musique"} & {rule, usual}
-        kind, hops_of_id = answers.kind_of(sample_id) if named else ("", 0)
+        kind, hops_of_id = answers.kind_of(sample.id) if named else ("", 0)
         task = kind if "babilong" in named and not hops_of_id else ""
         name = self.prompt if self.prompt != AUTO else f"babilong_{task}" if task else "open_qa"
         prompt = _prompt(name)
         return Question(
-            id=sample_id,
-            question=text,
+            id=sample.id,
+            question=sample.question,
             chunks=tuple(sorted(chunks) if prompt.chunk_slot == "facts" else chunks),
             gold=right,
             rule=rule,
             prompt=prompt,
-            hops=hops_of_id or hops,
+            hops=hops_of_id or len(sample.support),
             type=type_ or kind,
         )
 

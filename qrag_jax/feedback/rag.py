@@ -25,7 +25,8 @@ import json
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from qrag_jax.data.sample import Passage
+from qrag_jax.data.sample import Passage, Sample
+from qrag_jax.data.sources import answer_rule
 from qrag_jax.environments.episode import Ended, Failed, line_of
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.llm import judge_request
@@ -37,33 +38,28 @@ from qrag_jax.metrics import answers, ranking
 LLM, RELEVANCE = "llm", "relevance"
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Gold:
-    id: str  # the question's id in its data set
-    question: str  # its text
-    # the right answer and its other forms; with the rule "ruler", all values asked for
-    answers: tuple[str, ...]
-    relevant: frozenset[str]  # names of the gold passages; may be empty if no reward needs them
-    rule: str = "squad"  # a name in `answers.RULES`
+def em_f1(answer: str, gold: Sample) -> answers.Scores:
+    """The data set's own scores of an answer."""
+    return answers.score(answer_rule(gold.source), gold.id, gold.question, answer, gold.answers)
 
 
-def _em_f1(answer: str, gold: Gold) -> answers.Scores:
-    return answers.score(gold.rule, gold.id, gold.question, answer, gold.answers)
+def whole_answers(gold: Sample) -> tuple[str, ...]:
+    return answers.whole_answers(answer_rule(gold.source), gold.answers)
 
 
-OF_EPISODE: dict[str, Callable[[str, Gold, ranking.Found], float]] = {
-    "f1": lambda answer, gold, _: _em_f1(answer, gold).f1,
-    "em": lambda answer, gold, _: _em_f1(answer, gold).em,
+OF_EPISODE: dict[str, Callable[[str, Sample, ranking.Found], float]] = {
+    "f1": lambda answer, gold, _: em_f1(answer, gold).f1,
+    "em": lambda answer, gold, _: em_f1(answer, gold).em,
     "sub_em": lambda answer, gold, _: (
-        _em_f1(answer, gold).em if gold.rule == "ruler" else answers.sub_em(answer, gold.answers)
+        em_f1(answer, gold).em
+        if answer_rule(gold.source) == "ruler"
+        else answers.sub_em(answer, gold.answers)
     ),
-    "rouge_l": lambda answer, gold, _: answers.rouge_l(
-        answer, answers.whole_answers(gold.rule, gold.answers)
-    ),
+    "rouge_l": lambda answer, gold, _: answers.rouge_l(answer, whole_answers(gold)),
     "recall": lambda _, gold, found: ranking.episode_recall(gold.relevant, found),
     "ndcg": lambda _, gold, found: ranking.episode_ndcg(gold.relevant, found),
 }
-OF_HOPS: dict[str, Callable[[Gold, ranking.Found], tuple[float, ...]]] = {
+OF_HOPS: dict[str, Callable[[Sample, ranking.Found], tuple[float, ...]]] = {
     "hop_recall": lambda gold, found: ranking.hop_recall(gold.relevant, found),
     "hop_ndcg": lambda gold, found: ranking.hop_ndcg(gold.relevant, found),
     "novelty": lambda gold, found: ranking.novelty(found),
@@ -115,10 +111,10 @@ class Mixture:
             weights[name] = weight
         return cls(weights)
 
-    def check(self, gold: Gold) -> None:
+    def check(self, gold: Sample) -> None:
         if not gold.answers:
             raise InputError(f"question {gold.id} has no right answer; give data with answers.")
-        _em_f1("", gold)
+        em_f1("", gold)
         needs = [name for name in self.weights if name in _OF_GOLD_PASSAGES]
         if needs and not gold.relevant:
             raise InputError(
@@ -128,7 +124,7 @@ class Mixture:
 
     def score(
         self,
-        gold: Gold,
+        gold: Sample,
         ended: Ended,
         found: ranking.Found,
         llm: float | Failure | None = None,
@@ -169,13 +165,12 @@ class Mixture:
 
 
 def judged_answer(
-    prompt: Prompt, gold: Gold, answer: str, generation: Generation
+    prompt: Prompt, gold: Sample, answer: str, generation: Generation
 ) -> ChatRequest | None:
     """Asks a judge about an answer; None for an answer without a word, which is wrong."""
     if not answers.normalise(answer):
         return None
-    right = answers.whole_answers(gold.rule, gold.answers)
-    return judge_request(prompt, gold.question, right, answer, generation)
+    return judge_request(prompt, gold.question, whole_answers(gold), answer, generation)
 
 
 def reranked_passages(sub_query: str, passages: Sequence[Passage]) -> RerankRequest | None:

@@ -24,8 +24,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated
 
+from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import Document
-from qrag_jax.environments.queries import REWRITTEN, UNREADABLE, RewriteTask, Searched
+from qrag_jax.environments.queries import REWRITTEN, UNREADABLE, Searched
 from qrag_jax.errors import Count, InputError, Weight, one_of
 from qrag_jax.metrics import ranking
 from qrag_jax.metrics.answers import answer_place, has_answer, normalise
@@ -115,14 +116,14 @@ class RewriteReward:
     # By collection, of the index of words; a cost of reading needs them
     entries: Mapping[str, Counter[str]] = dataclasses.field(default_factory=dict)
 
-    def check(self, task: RewriteTask) -> None:
+    def check(self, task: Sample) -> None:
         if self.config.measure == ANSWER_RANK and not any(map(normalise, task.answers)):
             raise InputError(
                 f"the query {task.id!r} has no answer, which config.reward.measure "
                 f"{ANSWER_RANK} needs; give answers, or use {', '.join(OF_GRADES)}."
             )
 
-    def measure(self, task: RewriteTask, found: Sequence[Document]) -> float:
+    def measure(self, task: Sample, found: Sequence[Document]) -> float:
         """The measure of documents, best first, in [0, 1]."""
         measure, k = self.config.measure, self.config.k
         if measure == ANSWER_RANK:
@@ -130,7 +131,7 @@ class RewriteReward:
             return 1 / place if place else 0.0
         return ranking.MEASURES[measure]([each.id for each in found], dict(task.grades), k)
 
-    def of(self, task: RewriteTask, ended: Searched, original: float) -> dict[str, float]:
+    def of(self, task: Sample, ended: Searched, original: float) -> dict[str, float]:
         """The parts of the reward of one episode.
 
         - `reward`: what is learned from;

@@ -10,13 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from qrag_jax.data.sample import Passage, Sample
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
-from qrag_jax.environments.queries import (
-    BY_PASSAGE,
-    BY_TITLE,
-    QueryState,
-    RewriteTask,
-    normalised_title,
-)
+from qrag_jax.environments.queries import BY_PASSAGE, BY_TITLE, QueryState, normalised_title
 from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
@@ -177,7 +171,7 @@ class RemoteLibrary:
             for found in self.engine.search(wanted)
         ]
 
-    def digest(self, task: RewriteTask) -> str:
+    def digest(self, task: Sample) -> str:
         """Names all that decides what a query of this question finds, and no key."""
         return f"{self.engine.digest} until={task.until or 'open'}"
 

@@ -24,9 +24,9 @@ import numpy as np
 from ml_collections import ConfigDict
 
 from qrag_jax.data.corpora import read_query_list, write_qrels, write_run
-from qrag_jax.data.sample import world
+from qrag_jax.data.sample import Sample, world
 from qrag_jax.environments.episode import Document, Look
-from qrag_jax.environments.queries import REWRITTEN, RewriteTask, Searched
+from qrag_jax.environments.queries import REWRITTEN, Searched
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import (
@@ -146,7 +146,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         ]
 
     def trajectory(
-        self, episode: Episode, of: tuple[int, int], task: RewriteTask, original: float | Failure
+        self, episode: Episode, of: tuple[int, int], task: Sample, original: float | Failure
     ) -> TokenTrajectory:
         """A played episode with the parts of its reward; none if it, or the original, failed.
 
@@ -161,18 +161,14 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         return TokenTrajectory(*of, episode.attempts, episode.segments, status, parts, facts)
 
     def searched(
-        self,
-        tasks: Sequence[RewriteTask],
-        k: int,
-        stop: StopSignal,
-        write: Callable[[str], str] = str,
+        self, tasks: Sequence[Sample], k: int, stop: StopSignal, write: Callable[[str], str] = str
     ) -> list[Found]:
         """What queries by a rule find, best first; few of the searches have failed.
 
         `write` makes a query of a task's own one. Searches that fail are made again.
         """
 
-        def search(some: Sequence[RewriteTask]) -> list[Found]:
+        def search(some: Sequence[Sample]) -> list[Found]:
             asked = [(task, Look(one_line(write(task.question)), k)) for task in some]
             found: dict[int, Found] = {}
             left: Sequence[int] = range(len(some))
@@ -183,7 +179,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
 
         return self.patience(stop, Failure).play(tasks, search) if tasks else []
 
-    def measures(self, tasks: Sequence[RewriteTask], stop: StopSignal) -> list[float | Failure]:
+    def measures(self, tasks: Sequence[Sample], stop: StopSignal) -> list[float | Failure]:
         """The reward's measure of what each task's original query finds."""
         return [
             result if isinstance(result, Failure) else self.reward.measure(task, result)
@@ -211,7 +207,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
     def rows(
         self,
         params: Any,
-        tasks: Sequence[RewriteTask],
+        tasks: Sequence[Sample],
         stop: StopSignal,
         stream: int = token_system.EVALUATED,
     ) -> list[RewriteRow]:
@@ -224,7 +220,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         return [played_row(*each, speech, form) for each in zip(tasks, episodes, strict=True)]
 
     def rows_by_rule(
-        self, tasks: Sequence[RewriteTask], stop: StopSignal, write: Callable[[str], str] = str
+        self, tasks: Sequence[Sample], stop: StopSignal, write: Callable[[str], str] = str
     ) -> list[RewriteRow]:
         """Those of queries that a rule writes, see `searched`."""
         found = self.searched(tasks, self.config.eval.depth, stop, write)
@@ -295,14 +291,14 @@ def _ways(rewriter: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way]
     ]
     for name, (label, write) in zip(_BY_RULE, rules, strict=True):
 
-        def play(tasks: Sequence[RewriteTask], _: int, by: Any = write) -> list[RewriteRow]:
+        def play(tasks: Sequence[Sample], _: int, by: Any = write) -> list[RewriteRow]:
             return rewriter.system.rows_by_rule(tasks, rewriter.stop, by)
 
         yield scoring.Way(name, label, play, rewriter.record)
 
 
 def _compared(
-    tasks: Sequence[RewriteTask],
+    tasks: Sequence[Sample],
     rows: Mapping[str, Sequence[RewriteRow]],
     main: str,
     measures: Sequence[str],
@@ -328,7 +324,7 @@ def _compared(
 
 
 def _write_runs(
-    folder: Path, tasks: Sequence[RewriteTask], rows: Mapping[str, Sequence[RewriteRow]]
+    folder: Path, tasks: Sequence[Sample], rows: Mapping[str, Sequence[RewriteRow]]
 ) -> list[str]:
     """Each way's rankings and the judgements as TREC has them, a folder for each collection.
 
@@ -393,7 +389,7 @@ def open_rewriter(
         system, library = DeepRetrieval(config, mesh, inputs, workdir), inputs.library.library
         tasks = inputs.test
 
-        def play(params: Any, asked: Sequence[RewriteTask], first: int) -> list[RewriteRow]:
+        def play(params: Any, asked: Sequence[Sample], first: int) -> list[RewriteRow]:
             stream = scoring.PREDICTED + first // size if size else token_system.EVALUATED
             rows = system.rows(params, asked, stop, stream)
             known = [not isinstance(library, Collections) or library.has(task) for task in asked]

@@ -13,10 +13,10 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.data.corpora import Query, check_in_corpus, is_collection, read_judged_queries
+from qrag_jax.data.corpora import check_in_corpus, is_collection, read_judged_queries
 from qrag_jax.data.reading import WITHOUT, parse_parts
-from qrag_jax.data.sample import world
-from qrag_jax.environments.queries import RewriteAgent, RewriteTask, demonstration_scripts
+from qrag_jax.data.sample import Sample, world
+from qrag_jax.environments.queries import RewriteAgent, demonstration_scripts
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import RewriteReward
 from qrag_jax.llm.text import prompts
@@ -50,7 +50,7 @@ def load_inputs(
     *,
     trains: bool = True,
     search: Path | None = None,
-    listed: Sequence[Query] | None = None,
+    listed: Sequence[Sample] | None = None,
 ) -> TokenInputs:
     """Reads the queries, writes or opens the corpora, prepares the model.
 
@@ -65,7 +65,7 @@ def load_inputs(
     if listed is None:
         parts = asked.parts(trains)
     else:
-        plain = [each._replace(grades=(), answers=()) for each in listed]
+        plain = [dataclasses.replace(each, grades=(), answers=()) for each in listed]
         parts = {"train": [], "dev": [], "test": plain}
     data: dict[str, str] = {}
     library: SearchLibrary
@@ -79,7 +79,9 @@ def load_inputs(
     elif listed is not None:
         library = asked.indexed(folder)
         only = next(iter(library.by_name)) if len(library.by_name) == 1 else ""
-        parts["test"] = [q._replace(collection=q.collection or only) for q in parts["test"]]
+        parts["test"] = [
+            dataclasses.replace(q, collection=q.collection or only) for q in parts["test"]
+        ]
     else:
         trained = {query.collection for name in ("train", "dev") for query in parts[name]}
         named = trained | {query.collection for query in parts["test"]}
@@ -97,15 +99,14 @@ def load_inputs(
         # The test, which may change, may have a collection of its own.
         digests = {name: library.by_name[name].corpus.digest for name in sorted(trained)}
         data["search"] = fingerprint(digests.items())
-    evaluated = {(query.collection, query.text) for query in (*parts["dev"], *parts["test"])}
-    left = [query for query in parts["train"] if (query.collection, query.text) not in evaluated]
+    evaluated = {(each.collection, each.question) for each in (*parts["dev"], *parts["test"])}
+    left = [each for each in parts["train"] if (each.collection, each.question) not in evaluated]
     if parts["train"] and not left:
         raise InputError(
             "all of config.queries.train is in config.queries.dev or test; name other parts."
         )
     parts["train"] = left[: queries.most or len(left)]
-    tasks = {name: [*map(_task, part)] for name, part in parts.items()}
-    for task in (*tasks["train"], *tasks["dev"]):
+    for task in (*parts["train"], *parts["dev"]):
         RewriteReward(config.reward).check(task)
     script = None
     if trains and queries.train == TALKATIVE:
@@ -120,9 +121,9 @@ def load_inputs(
         workdir,
         mesh,
         turn=config.writing.query_tokens,
-        train=tasks["train"],
-        dev=tasks["dev"],
-        test=tasks["test"],
+        train=parts["train"],
+        dev=parts["dev"],
+        test=parts["test"],
         digest=digest_of,
         agent=agent,
         asks=lambda task: [agent.messages(task)],
@@ -155,14 +156,14 @@ class _Asked:
     folders: dict[str, Path] = dataclasses.field(default_factory=dict)  # of collections, by name
 
     @functools.cached_property
-    def made(self) -> tuple[dict[str, list[Query]], list[Any], list[Passage]]:
+    def made(self) -> tuple[dict[str, list[Sample]], list[Any], list[Passage]]:
         """What is made here: queries by part, all training questions, and the passages of all."""
         return world().talkative_parts(self.config.queries)
 
-    def parts(self, trains: bool) -> dict[str, list[Query]]:
+    def parts(self, trains: bool) -> dict[str, list[Sample]]:
         """The queries of a config, by their fields."""
         queries = self.config.queries
-        parts: dict[str, list[Query]] = {"train": [], "dev": []}
+        parts: dict[str, list[Sample]] = {"train": [], "dev": []}
         if trains:
             parts["train"] = self.read(queries.train, "train")
             if queries.dev or queries.train == TALKATIVE:
@@ -171,7 +172,7 @@ class _Asked:
                 parts["train"], parts["dev"] = self.held_out(parts["train"])
         return parts | {"test": self.read(queries.test, "test")}
 
-    def held_out(self, train: Sequence[Query]) -> tuple[list[Query], list[Query]]:
+    def held_out(self, train: Sequence[Sample]) -> tuple[list[Sample], list[Sample]]:
         """The queries that are learned from, and those that choose the best checkpoint."""
         count = self.config.queries.held_out
         if len(train) <= count:
@@ -181,15 +182,15 @@ class _Asked:
             )
         order = np.random.default_rng(self.config.seed).permutation(len(train))
         held = {*order[:count].tolist()}
-        sides: tuple[list[Query], list[Query]] = [], []
+        sides: tuple[list[Sample], list[Sample]] = [], []
         for number, each in enumerate(train):
             sides[number in held].append(each)
         return sides
 
-    def read(self, text: str, part_made: str) -> list[Query]:
+    def read(self, text: str, part_made: str) -> list[Sample]:
         """The queries of a dataset string; ids need be unique within each of its parts alone."""
         if text == TALKATIVE:
-            return [each._replace(collection=_MADE) for each in self.made[0][part_made]]
+            return [dataclasses.replace(each, collection=_MADE) for each in self.made[0][part_made]]
         found = []
         for part in parse_parts(text, WITHOUT):
             read, report = read_judged_queries(part)
@@ -202,7 +203,7 @@ class _Asked:
                     f"{part.path} is a collection of the name {name}, as is "
                     f"{known if known != folder else 'one of the run itself'}; rename the folder."
                 )
-            found += [each._replace(collection=name) for each in read]
+            found += [dataclasses.replace(each, collection=name) for each in read]
         return found
 
     def passages(self, named: set[str]) -> dict[str, Callable[[], Iterable[Passage]]]:
@@ -225,9 +226,11 @@ class _Asked:
         found = dict.fromkeys(["", *names] if self.config.search.index else names)
         return open_collections(self.config.search, found, folder)
 
-    def on_corpora(self, queries: Sequence[Query], field: str, library: Collections) -> list[Query]:
+    def on_corpora(
+        self, queries: Sequence[Sample], field: str, library: Collections
+    ) -> list[Sample]:
         """The queries of which their collection has a relevant document."""
-        search, kept = self.config.search, list[Query]()
+        search, kept = self.config.search, list[Sample]()
         for name in dict.fromkeys(each.collection for each in queries):
             own = [each for each in queries if each.collection == name]
             if name != _MADE:  # whose passages are made with them
@@ -246,12 +249,7 @@ class _Asked:
         return kept
 
 
-def _task(query: Query) -> RewriteTask:
-    of = {"answers": query.answers, "collection": query.collection, "until": query.until}
-    return RewriteTask.judged(query.id, query.text, dict(query.grades), **of)
-
-
-def digest_of(tasks: Sequence[RewriteTask]) -> str:
+def digest_of(tasks: Sequence[Sample]) -> str:
     return fingerprint(
         (t.collection, t.id, t.question, t.grades, t.answers, t.until) for t in tasks
     )

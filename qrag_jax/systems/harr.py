@@ -23,8 +23,7 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.data.loading import load_questions
-from qrag_jax.data.sample import Decomposition, Sample, fingerprint
-from qrag_jax.data.sources import answer_rule
+from qrag_jax.data.sample import Sample, fingerprint
 from qrag_jax.environments.episode import Agent, Closed, Failed, Task
 from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Scripted, SearchR1
 from qrag_jax.errors import InputError
@@ -32,7 +31,6 @@ from qrag_jax.evaluators.agents import agent_evaluation
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback import rag
 from qrag_jax.feedback.llm import JUDGE, metrics_of_all, verdict_of
-from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.rewards import Checks, Patience, Watch
 from qrag_jax.learners.config import PPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
@@ -272,7 +270,7 @@ class Harr:
         return mesh, of_params, of_base, base
 
     def starts(
-        self, golds: Sequence[Gold], members: int, number: int, first: int = 0, apart: int = 1
+        self, golds: Sequence[Sample], members: int, number: int, first: int = 0, apart: int = 1
     ) -> list[Start]:
         """Episodes whose draws depend on the step, the place in the batch and the member alone.
 
@@ -340,7 +338,7 @@ class Harr:
         return found
 
     def scores(
-        self, golds: Sequence[Gold], episodes: Sequence[Episode], stop: StopSignal
+        self, golds: Sequence[Sample], episodes: Sequence[Episode], stop: StopSignal
     ) -> list[rag.Scored | Failure]:
         """The rewards of each episode, or why it has none."""
         mixture, watch = self.config.reward.rewards, self._watch(stop)
@@ -385,7 +383,8 @@ class Harr:
     def _agent(self) -> Agent:
         config, model = self.config.agent, self.model
         if config.name == harr_config.SCRIPTED:
-            return Scripted(self.inputs.apart, config.limits)
+            every = (*self.inputs.train, *self.inputs.dev)
+            return Scripted({each.id: each for each in every}, config.limits)
         if self.models.own_agent is not None:
             return self.models.own_agent
         assert model is not None
@@ -418,13 +417,12 @@ class Harr:
 class Inputs:
     encoder: LoadedEncoder
     index: Any  # an `ExactIndex`; None: nothing will be searched
-    train: Sequence[Gold]  # the questions that are trained on
-    dev: Sequence[Gold]
+    train: Sequence[Sample]  # the questions that are trained on
+    dev: Sequence[Sample]
     drawn: Drawn  # of all evaluation questions, those of `dev`
     # Content keys: of all training questions, by source, of the corpus, and of the choice of
     # questions if there is one
     data: dict[str, str]
-    apart: dict[str, Decomposition]  # by the ids of the questions of which one is known
 
 
 def load_inputs(
@@ -481,7 +479,6 @@ def load_inputs(
         dev=[dev[place] for place in shown.places],
         drawn=shown,
         data=keys | choice,
-        apart={sample.id: sample.decomposition for sample in every if sample.decomposition},
     )
 
 
@@ -531,17 +528,17 @@ def _index(
     return ExactIndex.open(at, stored, mesh, encoder=encoder.digest())
 
 
-def _golds(config: HarrConfig, samples: Sequence[Sample], index: ExactIndex | None) -> list[Gold]:
+def _golds(config: HarrConfig, samples: Sequence[Sample], index: ExactIndex | None) -> list[Sample]:
     golds, without = [], 0
     texts = {sample.chunks[place] for sample in samples for place in sample.support}
     names = {text: text for text in texts} if index is None else names_of(index.corpus, texts)
     for sample in samples:
         gold = [names.get(sample.chunks[place]) for place in sample.support]
         # A gold passage that the corpus lacks can never be found.
-        relevant = frozenset() if None in gold else frozenset(filter(None, gold))
+        grades = () if None in gold else tuple((name, 1) for name in gold if name)
         without += None in gold
-        rule = answer_rule(sample.source)
-        golds.append(Gold(sample.id, sample.question, sample.answers, relevant, rule=rule))
+        # Its passages are in the index.
+        golds.append(dataclasses.replace(sample, chunks=(), support=(), titles=(), grades=grades))
         config.reward.rewards.check(golds[-1])
     if without:
         log(f"{without} of {len(samples)} questions have a gold passage that is not in the corpus")

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from ml_collections import ConfigDict
 
+from qrag_jax.data.sample import Sample
 from qrag_jax.evaluators.agents import agent_row
-from qrag_jax.feedback.rag import Gold
 from qrag_jax.learners.state import encoder_key, place
 from qrag_jax.metrics.bootstrap import gains, score_table
 from qrag_jax.metrics.rows import AGENTS, AgentRow
@@ -88,7 +88,7 @@ def agent_way(
 ) -> scoring.Way:
     """How these parameters search: greedily, and in so many drawn episodes besides."""
 
-    def play(part: Sequence[Gold], first: int) -> list[AgentRow]:
+    def play(part: Sequence[Sample], first: int) -> list[AgentRow]:
         starts = system.starts(part, 1, _SAMPLED, first)
         episodes = system.play(params, starts, stop, is_greedy=True)
         rows = [agent_row(each, episode) for each, episode in zip(part, episodes)]

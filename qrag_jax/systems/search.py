@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from qrag_jax.data.corpora import Columns, read_corpus
-from qrag_jax.data.sample import letters
+from qrag_jax.data.sample import Sample, letters
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
-from qrag_jax.environments.queries import BY_TITLE, KEYS, RewriteTask
+from qrag_jax.environments.queries import BY_TITLE, KEYS
 from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError, Natural, Share, Weight, one_of
 from qrag_jax.llm.endpoint import Endpoint, check_url
@@ -243,7 +243,7 @@ class Collections:
                 found |= zip(places, library.look([asked[n] for n in places]), strict=True)
         return [found.get(n, ()) for n in range(len(asked))]
 
-    def digest(self, task: RewriteTask) -> str:
+    def digest(self, task: Sample) -> str:
         return self.by_name[task.collection].corpus.digest if self.has(task) else "nothing"
 
 

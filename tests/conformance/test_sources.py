@@ -234,11 +234,11 @@ def one(name: str, values: Any, write: Any, read: Any) -> Format:
 def judged_of(path: Path) -> list[Any]:
     values = [judged_row(*item) for item in records.read_records(path)]
     grades = [[name for name, _ in item.grades] for item in values]
-    return [dict(zip((*QUERY, *GRADES), (q.id, q.text, g))) for q, g in zip(values, grades)]
+    return [dict(zip((*QUERY, *GRADES), (q.id, q.question, g))) for q, g in zip(values, grades)]
 
 
 def queries_of(read: Callable[[Path], Iterable[Any]]) -> Callable[[Path], list[Any]]:
-    return lambda path: [dict(zip(QUERY, item)) for item in read(path)]
+    return lambda path: [dict(zip(QUERY, (each.id, each.question))) for each in read(path)]
 
 
 FORMATS = [
@@ -262,7 +262,7 @@ FORMATS = [
         "asked.txt",
         listed(LINES),
         lambda at, rows: at.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8"),
-        lambda at: [item.text for item in read_query_list(at)],
+        lambda at: [item.question for item in read_query_list(at)],
     ),
     one("asked.jsonl", QUERIES, as_lines, queries_of(read_query_list)),
     one("questions.csv", QUERIES, as_table, queries_of(read_query_list)),

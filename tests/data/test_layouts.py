@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from qrag_jax.data.reading import load_samples
-from qrag_jax.data.sample import BadRecord, Decomposition, Passage, Sample, SubQuestion
+from qrag_jax.data.sample import BadRecord, Passage, Sample, SubQuestion, taken_apart
 from qrag_jax.data.sources import (
     SOURCES,
     Columns,
@@ -179,7 +179,7 @@ def test_steps_of_musique_are_questions_that_need_earlier_answers() -> None:
     steps = [step(None, "Dusk >> creator", "Ada Berg"), step(None, "#1 >> located in", "Norway")]
     record = {"question_decomposition": [*steps, step(None, last, "the Oslofjord")]}
     final = ("Oslofjord", "Oslo Fjord", "NO")
-    found = Decomposition(of_musique(record, final), final)
+    found = taken_apart(Sample("", "", answers=final), of_musique(record, final))
     assert found.hops == (
         SubQuestion("What is the creator of Dusk?", ("Ada Berg",)),
         SubQuestion("#1 located in what?", ("Norway",)),

@@ -239,7 +239,7 @@ def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
             step |= {"question": text, "answer": "Oslo" if text == "Ada?" else "Norway"}
         write_lines(tmp_path / f"{split}.jsonl", [record])
     _, (question,) = questions(DataConfig(path=str(tmp_path), sources={"musique": 1.0}))
-    assert question.decomposition.hops[1].filled(["Oslo"]) == "Where is Oslo ?"
+    assert question.hops[1].filled(["Oslo"]) == "Where is Oslo ?"
     assert [page.whole for page in question.gold] == ["Dusk By Ada.", "Ada Born in Oslo."]
     for source, path in (("hotpotqa", "a"), ("musique", "")):  # without decompositions, or files
         with pytest.raises(InputError, match=source):
@@ -247,6 +247,6 @@ def test_questions_of_files_with_their_decompositions(tmp_path: Path) -> None:
     # Of the invented world those with few enough hops.
     chains = DataConfig(path=worlds.path_of("chains"), sources={"own": 1.0})
     few, _ = questions(chains, max_hops=2)
-    assert {len(each.decomposition.hops) for each in few} == {2}
+    assert {len(each.hops) for each in few} == {2}
     with pytest.raises(InputError, match="max_hops"):
         questions(chains, max_hops=1)

@@ -13,7 +13,6 @@ import pytest
 from qrag_jax.data.corpora import (
     NO_DOCUMENT,
     NO_TEXT,
-    Query,
     judged_row,
     last_day,
     read_judged_queries,
@@ -21,6 +20,7 @@ from qrag_jax.data.corpora import (
     write_run,
 )
 from qrag_jax.data.reading import WITHOUT, ReadReport, parse_parts
+from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from tests.support.worlds import write_lines
 
@@ -37,10 +37,10 @@ PLACE = "train.jsonl:17"
 
 def test_rows_of_both_forms() -> None:
     answered = judged_row(PLACE, QUERY | {"answers": ["yes", "Yes", "yes"], "query": " a\n b "})
-    assert answered == Query("q1", "a b", (("d1", 1), ("7", 1)), answers=("yes", "Yes"))
+    assert answered == Sample("q1", "a b", answers=("yes", "Yes"), grades=(("d1", 1), ("7", 1)))
     text = "Patient: adults with pain; Intervention: rest; Outcome: less pain"
     grades = (("101", 1), ("102", 1))
-    assert judged_row(PLACE, PICO) == Query("12", text, grades, until="2015-10-07")
+    assert judged_row(PLACE, PICO) == Sample("12", text, grades=grades, until="2015-10-07")
     assert judged_row(PLACE, PICO | {"pub_date": 2015}).until == "2015-12-31"
     assert judged_row(PLACE, PICO | {"pub_date": None}).until == ""
     with pytest.raises(InputError, match=rf"^{PLACE}: .*'relevant_doc_ids'"):
@@ -71,10 +71,10 @@ def test_lists_of_queries_in_every_layout(tmp_path: Path) -> None:
         {"id": "9", "pico": {"P": "adults", "O": "pain"}, "pub_date": "2019"},
     ]
     assert read_query_list(write_lines(tmp_path / "asked.jsonl.gz", asked)) == [
-        Query("7", "a query"),
-        Query("8", "of BEIR"),
-        Query("8", "again", collection="two"),
-        Query("9", "Patient: adults; Outcome: pain", until="2019-12-31"),
+        Sample("7", "a query"),
+        Sample("8", "of BEIR"),
+        Sample("8", "again", collection="two"),
+        Sample("9", "Patient: adults; Outcome: pain", until="2019-12-31"),
     ]
     twice = write_lines(tmp_path / "x.jsonl", [{"query": q, "id": "1"} for q in "xy"])
     with pytest.raises(InputError, match=r"x\.jsonl:2"):
@@ -89,13 +89,13 @@ def test_questions_to_search_for_need_no_id(tmp_path: Path) -> None:
     }.items():
         (tmp_path / name).write_text(content)
         found = read_query_list(tmp_path / name, numbered=False)
-        assert [(each.id, each.text) for each in found] == [("", "one, two"), ("7", "a b")]
+        assert [(each.id, each.question) for each in found] == [("", "one, two"), ("7", "a b")]
 
 
 # ---------------------------------------------------------------- parts of judged queries
 
 
-def read(text: str) -> tuple[list[Query], ReadReport]:
+def read(text: str) -> tuple[list[Sample], ReadReport]:
     (part,) = parse_parts(text, WITHOUT)
     return read_judged_queries(part)
 
@@ -110,13 +110,16 @@ def test_a_collection_in_beirs_layout(tmp_path: Path) -> None:
     (tmp_path / "qrels" / "test.tsv").write_text(f"{header}2\ta\t2\n2\tb\t0\n1\tc\t1\n9\tc\t1\n")
     (tmp_path / "qrels_dev.tsv").write_text(f"{header}3\tb\t0\n4\tc\t-1\n")
     queries, report = read(f"{tmp_path},test")
-    assert queries == [Query("2", "two", (("a", 2),)), Query("1", "one", (("c", 1),))]
+    assert [(each.id, each.question, each.grades) for each in queries] == [
+        ("2", "two", (("a", 2),)),
+        ("1", "one", (("c", 1),)),
+    ]
     assert (report.read, report.kept, report.skipped) == (3, 2, {NO_TEXT: 1})
     # Queries of a split's file that nobody judged are counted.
     own = [{"_id": name, "text": f"own {name}"} for name in ("7", "1", "2")]
     write_lines(tmp_path / "queries_test.jsonl.gz", own)
     queries, report = read(f"{tmp_path},test")
-    assert [each.text for each in queries] == ["own 1", "own 2"]
+    assert [each.question for each in queries] == ["own 1", "own 2"]
     assert report.skipped == {NO_DOCUMENT: 1, NO_TEXT: 1}
     for split, word in (("dev", "usable"), ("train", r"qrels_train\.tsv")):
         with pytest.raises(InputError, match=word):  # without a relevant document; without a file
@@ -127,12 +130,14 @@ def test_files_and_folders_of_rows(tmp_path: Path) -> None:
     path = write_lines(tmp_path / "test.jsonl.gz", [QUERY, PICO, QUERY | {"relevant_doc_ids": []}])
     queries, report = read(f"{path},train")
     assert queries == [judged_row(PLACE, QUERY), judged_row(PLACE, PICO)]
-    assert (report.skipped, report.first) == ({NO_DOCUMENT: 1}, {NO_DOCUMENT: f"{path.name}:3"})
+    assert report.skipped == {NO_DOCUMENT: 1}
+    assert report.first[NO_DOCUMENT].startswith(f"{path.name}:3, ")
+    assert QUERY["query"] in report.first[NO_DOCUMENT]  # an example
     assert [each.id for each in read(f"{tmp_path},test[1:]")[0]] == ["12"]
     # Equal queries without ids are two; two with one id are not.
     bare = {"query": "the same", "relevant_doc_ids": ["d"]}
     queries, _ = read(f"{write_lines(tmp_path / 'bare.jsonl', [bare, bare])},train")
-    assert [each.text for each in queries] == ["the same", "the same"]
+    assert [each.question for each in queries] == ["the same", "the same"]
     _, report = read(f"{write_lines(tmp_path / 'twice.jsonl', [QUERY, PICO, QUERY])},train")
     assert (report.kept, report.skipped.total()) == (2, 1)
     (tmp_path / "empty.jsonl").touch()

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from qrag_jax.data.sample import Sample
 from qrag_jax.environments import queries
 from qrag_jax.environments.episode import Ended, Failed, Look, Said, Speak, ToolTally
 from qrag_jax.errors import InputError
@@ -65,7 +66,7 @@ def test_a_reply_is_read_as_a_query_or_an_outcome(form: str) -> None:
 
 # ---------------------------------------------------------------- episodes
 
-TASK = queries.RewriteTask.judged("q", "Where was Ada Berg born?", {"b": 2})
+TASK = Sample("q", "Where was Ada Berg born?", grades=(("b", 2),))
 WRITER = queries.QueryAgent(queries.QueryPrompt(load("bare_query")), k=2, stop="Done")
 REWRITER = queries.RewriteAgent(load("bare_rewrite"), queries.BARE, k=2)
 BOOLEAN = queries.RewriteAgent(
@@ -196,7 +197,7 @@ def test_a_prompt_of_a_file_needs_its_form(tmp_path: Path) -> None:
     path = tmp_path / "own.txt"
     path.write_text("[user]\nFind {query} now.\n")
     agent = queries.RewriteAgent(load(str(path)), queries.BARE, k=1)
-    assert agent.messages(queries.RewriteTask("q", "Oslo", ())) == (("user", "Find Oslo now."),)
+    assert agent.messages(Sample("q", "Oslo")) == (("user", "Find Oslo now."),)
     for name, form in ((str(path), "json"), ("rewrite_plain", queries.TAGGED)):
         with pytest.raises(InputError, match=r"config\.writing\.form"):
             queries.prompt_kind(name, form)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.sample import Decomposition, SubQuestion
+from qrag_jax.data.sample import Sample, SubQuestion
 from qrag_jax.environments import rag
 from qrag_jax.environments.episode import (
     AMBIGUOUS,
@@ -79,16 +79,14 @@ R1_HOPS = (
     Hop("capital Oslo", "Norway's capital is Oslo."),
 )
 CHAT = "<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
-CHAIN = Decomposition(
-    (
-        SubQuestion(BORN, ("Christiania", "Oslo")),
-        SubQuestion("Of which country is #1 the capital?", ("Norway", "Kingdom of Norway")),
-    ),
-    ("Norway", "Noreg"),
+COUNTRY_OF = SubQuestion("Of which country is #1 the capital?", ("Norway", "Kingdom of Norway"))
+CHAIN = Sample(
+    *("", "", (), (), ("Norway", "Noreg")),
+    hops=(SubQuestion(BORN, ("Christiania", "Oslo")), COUNTRY_OF),
 )
-COMPARED = Decomposition(
-    (SubQuestion("Where is Oslo?", ("Norway",)), SubQuestion("Where is Bergen?", ("Norway",))),
-    ("yes",),
+COMPARED = Sample(
+    *("", "", (), (), ("yes",)),
+    hops=(SubQuestion("Where is Oslo?", ("Norway",)), SubQuestion("Where is Bergen?", ("Norway",))),
 )
 ELSEWHERE = (Passage("p9", "Paris is in France.", "Paris"),)
 EVIL = Passage(
@@ -118,8 +116,8 @@ def search_r1(max_hops: int = 4, max_turns: int = 5) -> rag.SearchR1:
     return rag.SearchR1(load("rag_search_r1"), in_chat, Generation(), limits)
 
 
-def scripted(decomposition: Decomposition = CHAIN, max_hops: int = 4) -> rag.Scripted:
-    return rag.Scripted({TASK.id: decomposition}, Limits(max_hops=max_hops))
+def scripted(sample: Sample = CHAIN, max_hops: int = 4) -> rag.Scripted:
+    return rag.Scripted({TASK.id: sample}, Limits(max_hops=max_hops))
 
 
 EPISODES: dict[str, tuple[Callable[[], Agent], list[Any], tuple[Hop, ...]]] = {

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
+from qrag_jax.data.sample import Sample
 from qrag_jax.environments import queries
 from qrag_jax.environments.episode import Closed, Document, Ended, Failed
 from qrag_jax.evaluators import agents, token_scores
 from qrag_jax.evaluators.episodes import TrainingScores
-from qrag_jax.feedback.rag import Gold
 from qrag_jax.feedback.rewards import EpisodeRewards
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.facts import until_found
@@ -73,7 +73,7 @@ def test_means_are_over_all_questions() -> None:
     assert evaluation.metrics["eval_half_width/hop2/recall"] == pytest.approx(half)
 
 
-GOLD = Gold("q", "Where?", ("Oslo",), frozenset({"p"}))
+GOLD = Sample("q", "Where?", answers=("Oslo",), grades=(("p", 1),))
 
 
 def test_agents() -> None:
@@ -145,10 +145,9 @@ def test_the_reported_half_is_scored_by_default(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- rewritings
 
 # Two collections; the ids of queries and documents are the same in both.
-SMALL = queries.RewriteTask.judged(
-    "1", "Where was Ada Berg born?", {"a": 1}, answers=("Oslo",), collection="x"
-)
-GRADED = queries.RewriteTask.judged("1", "rain in Bergen", {"b": 2, "c": 1}, collection="y")
+ASKED = "Where was Ada Berg born?"
+SMALL = Sample("1", ASKED, answers=("Oslo",), grades=(("a", 1),), collection="x")
+GRADED = Sample("1", "rain in Bergen", grades=(("b", 2), ("c", 1)), collection="y")
 TASKS = [SMALL, GRADED]
 
 
@@ -161,7 +160,7 @@ def rewritten(query: str, *ids: str, tokens: int = 3, outcome: str = queries.REW
     return Episode(ended, ((turn,),), 1)
 
 
-def rows_of(tasks: Sequence[queries.RewriteTask], episodes: Sequence[Episode]) -> list[RewriteRow]:
+def rows_of(tasks: Sequence[Sample], episodes: Sequence[Episode]) -> list[RewriteRow]:
     speech: Any = SimpleNamespace(text=lambda ids: f"{len(ids)} tokens")
     return [token_scores.played_row(*each, speech) for each in zip(tasks, episodes, strict=True)]
 

@@ -75,6 +75,10 @@ def reads(prompt: str) -> Outcome:
 GENERATION = Generation()
 
 
+def asked(name: str, *golds: str) -> Sample:
+    return Sample(name, "Who wrote it?", support=(0,), answers=golds or GOLD)
+
+
 def scored(
     metric: str, *says: str, generation: Generation = GENERATION, scale: float = 1.0
 ) -> tuple[list, list[str]]:
@@ -87,7 +91,7 @@ def scored(
 
     asking = Asking(metric="squad")
     questions = [
-        asking.question("test", f"q{i}", "Who wrote it?", [(4, f"says: {item}")], GOLD, hops=1)
+        asking.question("test", asked(f"q{i}"), [(4, f"says: {item}")])
         for i, item in enumerate(says)
     ]
     return model_rewards(ask, generation, metric, scale, questions), prompts
@@ -98,7 +102,7 @@ def test_the_metric_of_the_answer_times_the_scale() -> None:
     assert scored("answer_em", *says)[0] == [1.0, 1.0, 0.0, 0.0]
     assert scored("answer_f1", *says, scale=2.0)[0] == [2.0, 2.0, 1.0, 0.0]
     with pytest.raises(InputError, match="sample q9"):
-        Asking().question("test", "q9", "Who?", [], ("  ",), hops=1)
+        Asking().question("test", asked("q9", "  "), [])
     small = Generation(max_prompt_tokens=3, count=lambda messages: 9)
     (lost,), prompts = scored("answer_em", says[0], generation=small)
     assert (lost.cause, prompts) == ("too_long", [])

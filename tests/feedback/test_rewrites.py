@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
+from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import Document
 from qrag_jax.environments.queries import (
     NO_QUERY,
     REWRITE_OUTCOMES,
     REWRITTEN,
     UNREADABLE,
-    RewriteTask,
     Searched,
 )
 from qrag_jax.errors import InputError
@@ -33,7 +33,7 @@ from qrag_jax.feedback.rewrite import (
     guard_measures,
 )
 
-TASK = RewriteTask.judged("q", "capital of Norway", {"a": 2, "b": 1}, answers=("Oslo",))
+TASK = Sample("q", "capital of Norway", answers=("Oslo",), grades=(("a", 2), ("b", 1)))
 
 
 def documents(*ids: str) -> tuple[Document, ...]:

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from configs import rlvr
+from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import FOUND, Closed, Document, Failed, Hop, ToolTask
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.llm import verdict_of
 from qrag_jax.feedback.rag import (
     NAMES,
-    Gold,
     Mixture,
     Scored,
     judged_answer,
@@ -28,14 +28,15 @@ from qrag_jax.llm.text.prompts import load
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.systems.rlvr_config import RlvrConfig
 
-GOLD = Gold("q1", "Which country?", ("Norway", "Kingdom of Norway"), frozenset({"p1", "p3"}))
+GRADES = (("p1", 1), ("p3", 1))
+GOLD = Sample("q1", "Which country?", answers=("Norway", "Kingdom of Norway"), grades=GRADES)
 HOPS = (Hop("a", "Oslo", FOUND), Hop("b", "Norway", FOUND))
 ENDED = Closed("the Norway", history=HOPS)
 PASSAGES = [["p1", "p2"], ["p2", "p3"]]
 MODELS: dict[str, Any] = {"llm": 1.0, "relevance": (0.5, 0.25)}
 
 
-def scored(names: str, *episode: Any, gold: Gold = GOLD, **models: Any) -> Scored:
+def scored(names: str, *episode: Any, gold: Sample = GOLD, **models: Any) -> Scored:
     result = Mixture.of(names).score(gold, *(episode or (ENDED,)), PASSAGES, **models)
     assert isinstance(result, Scored)
     return result
@@ -50,10 +51,10 @@ def test_every_reward() -> None:
     assert result.hops == hops
     # The data set's own metric counts.
     said = Closed("yes, they are", history=HOPS)
-    for rule, worth in ({"rule": "hotpotqa"}, 0), ({}, 0.5):
-        gold = Gold("q1", "?", ("yes",), frozenset(), **rule)
+    for source, worth in ("hotpotqa", 0), ("", 0.5):
+        gold = Sample("q1", "?", answers=("yes",), source=source)
         assert scored("f1", said, gold=gold) == Scored({"f1": worth}, {}, 2)
-    gold = Gold("q1", "?", ("17", "23"), frozenset(), rule="ruler")  # all values are needed
+    gold = Sample("q1", "?", answers=("17", "23"), source="niah")  # all values are needed
     result = scored("f1,em,sub_em", Closed("17", history=HOPS), gold=gold)
     assert result.episode == {"f1": 0.5, "em": 0, "sub_em": 0}
     pytest.importorskip("rouge_score")
@@ -83,9 +84,9 @@ def test_what_cannot_be_scored_is_refused() -> None:
     for text in ("", "f2", "f1=nan", "f1,em,f1=2"):
         with pytest.raises(InputError, match=r"config\.reward\.mixture"):
             Mixture.of(text)
-    unknown = Gold("q1", "?", ("x",), frozenset())
+    unknown = Sample("q1", "?", answers=("x",))
     Mixture.of("f1,novelty").check(unknown)
-    for mixture, gold in (("f1,ndcg", unknown), ("f1", Gold("q1", "?", (), frozenset({"p"})))):
+    for mixture, gold in (("f1,ndcg", unknown), ("f1", Sample("q1", "?", grades=GRADES))):
         with pytest.raises(InputError, match="question q1"):
             Mixture.of(mixture).check(gold)
 

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.data.sample import Decomposition, SubQuestion
+from qrag_jax.data.sample import Sample, SubQuestion
 from qrag_jax.environments.episode import Closed, Failed, Hop, Limits, Retrieve, Task
 from qrag_jax.environments.rag import ReAct, Scripted
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome, Request
@@ -103,14 +103,14 @@ def test_draws_depend_on_the_episode_and_the_hop_not_on_the_batch() -> None:
 # ---------------------------------------------------------------- many episodes at once
 
 
-def scripted(**more: Decomposition) -> Scripted:
+def scripted(**more: Sample) -> Scripted:
     whole = {
-        name: Decomposition(
-            (
+        name: Sample(
+            *("", "", (), (), (country,)),
+            hops=(
                 SubQuestion(f"Where was {name} born?", (city,)),
                 SubQuestion("Of which country is #1 the capital?", (country,)),
             ),
-            (country,),
         )
         for name, (city, country) in PEOPLE.items()
     }
@@ -211,7 +211,7 @@ def test_an_episode_that_keeps_breaking_has_no_answer() -> None:
     # A failure is not shared with the next attempt: both groups ask twice.
     assert playing.counts.turns == 4
     # A state that does not fit breaks its episode alone.
-    long = Decomposition((SubQuestion("word " * 80, ("x",)),), ("x",))
+    long = Sample("", "", answers=("x",), hops=(SubQuestion("word " * 80, ("x",)),))
     start = starts(1)[0]
     one, other = rollout(scripted(long=long)).play([start, start._replace(task=Task("long", "?"))])
     assert isinstance(one.ended, Closed)

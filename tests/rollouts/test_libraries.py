@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from qrag_jax.data.sample import Passage, Sample
-from qrag_jax.environments.episode import Document, Look, Open, ToolTask
-from qrag_jax.environments.queries import BY_PASSAGE, BY_TITLE, QueryState, RewriteTask
+from qrag_jax.environments.episode import Document, Look, Open
+from qrag_jax.environments.queries import BY_PASSAGE, BY_TITLE, QueryState
 from qrag_jax.environments.tasks import bridge_task
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
@@ -118,7 +118,7 @@ def test_gold_pages_are_known_by_title_or_by_passage(tmp_path: Path) -> None:
 
 DEAD = Failure("server", "status 500")
 COLLECTIONS = {
-    name: RewriteTask.judged(name, "Where?", {gold: 1}, collection=collection)
+    name: Sample(name, "Where?", grades=((gold, 1),), collection=collection)
     for name, gold, collection in (("ada", "x-1", "x"), ("berg", "x-0", "x"), ("other", "", "y"))
 }
 
@@ -129,7 +129,7 @@ class Shelf:
     def __init__(self) -> None:
         self.calls: list[list[tuple[str, str, int]]] = []
 
-    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
+    def look(self, asked: Sequence[tuple[Any, Look]]) -> list[tuple[Document, ...] | Failure]:
         self.calls.append([(self.digest(t), step.query.strip(), step.most) for t, step in asked])
         return [
             tuple(Document(f"{name}-{n}", query, "text", score=9.5 - n) for n in range(most))
@@ -138,8 +138,7 @@ class Shelf:
             for name, query, most in self.calls[-1]
         ]
 
-    def digest(self, task: ToolTask) -> str:
-        assert isinstance(task, RewriteTask)
+    def digest(self, task: Sample) -> str:
         return task.collection
 
 

@@ -17,15 +17,9 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.corpora import read_qrels
+from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import Failed, Look, ToolTally, ToolTask
-from qrag_jax.environments.queries import (
-    BARE,
-    REWRITTEN,
-    TOO_LONG,
-    RewriteTask,
-    Searched,
-    read_output,
-)
+from qrag_jax.environments.queries import BARE, REWRITTEN, TOO_LONG, Searched, read_output
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.feedback.rewrite import GuardsConfig
 from qrag_jax.llm.outcomes import Failure
@@ -144,7 +138,7 @@ def test_searches_that_fail_are_repeated(system: DeepRetrieval) -> None:
         return [DEAD if query == "b" and len(calls) < 3 else (query,) for query in calls[-1]]
 
     inputs = dataclasses.replace(system.inputs, library=SimpleNamespace(library=None, look=look))
-    tasks = [RewriteTask.judged(text, text, {"d1": 1}) for text in "abc"]
+    tasks = [Sample(text, text, grades=(("d1", 1),)) for text in "abc"]
     for attempts, second in ((3, ("b",)), (2, DEAD)):
         calls.clear()
         rollout = dataclasses.replace(system.config.rollout, attempts=attempts)

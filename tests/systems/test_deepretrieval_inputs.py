@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import pytest
 
+from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import Look
-from qrag_jax.environments.queries import RewriteTask
 from qrag_jax.errors import InputError
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import digest_of, load_inputs
@@ -38,7 +38,7 @@ def loaded(workdir: Path, test: str = "talkative", **fields: Any) -> TokenInputs
     return load_inputs(config, workdir, mesh)
 
 
-def texts_of(tasks: Sequence[RewriteTask]) -> set[str]:
+def texts_of(tasks: Sequence[Sample]) -> set[str]:
     return {each.question for each in tasks}
 
 
@@ -179,7 +179,7 @@ def test_queries_are_held_out_by_a_seed(load: Load, tmp_path: Path, north: Path)
 def test_every_part_of_a_query_counts_for_the_digest(made: TokenInputs) -> None:
     first, second, *_ = made.train
     changes = {"question": "Who?", "answers": ("1931",), "collection": "x", "id": "x"}
-    changes |= {"until": "2001-02-03", "grades": ((second.gold[0], 2),)}
+    changes |= {"until": "2001-02-03", "grades": ((second.grades[0][0], 2),)}
     others = [dataclasses.replace(second, **{name: value}) for name, value in changes.items()]
     lists = [[first, second], [second, first], [first], *([first, other] for other in others)]
     assert len({digest_of(each) for each in lists}) == len(lists)

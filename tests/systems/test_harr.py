@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from ml_collections import ConfigDict
 
-from qrag_jax.data.sample import Decomposition
+from qrag_jax.data.sample import Sample
 from qrag_jax.environments.rag import named
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.metrics.rows import AGENTS
@@ -113,7 +113,7 @@ class KnowingModel:
     So an agent that asks it does what the scripted agent does, number by number.
     """
 
-    decompositions: Mapping[str, Decomposition]  # by the text of the question
+    questions: Mapping[str, Sample]  # with their sub-questions, by the text
 
     def __call__(self, call: Call) -> Reply:
         return Reply() if call.path.endswith("/rerank") else Reply(self._text(call))
@@ -130,7 +130,7 @@ class KnowingModel:
         if "<searches>" in messages[1]:
             return f"Final answer: {GIVEN_UP}"
         found = [line.removeprefix("FOUND: ") for line in messages if line.startswith("FOUND: ")]
-        whole = self.decompositions[_between("question", messages[1])]
+        whole = self.questions[_between("question", messages[1])]
         if len(found) == len(whole.hops):
             return f"Thought: That is all.\nAnswer: {found[-1]}"
         return f"Thought: The next one.\nSearch: {whole.hops[len(found)].filled(found)}"
@@ -141,8 +141,8 @@ class KnowingModel:
         return f"I have read them.\n{json.dumps({'status': status, 'answer': answer})}"
 
     def _search_r1(self, text: str) -> str:
-        question = next(q for q in self.decompositions if f"{q}<end>" in text)
-        whole, found = self.decompositions[question], list[str]()
+        question = next(q for q in self.questions if f"{q}<end>" in text)
+        whole, found = self.questions[question], list[str]()
         turns = re.findall(r"<search>(.*?)</search>\s*<information>(.*?)</information>", text, re.S)
         for sub_query, passages in turns:
             if answer := self._named(sub_query.strip(), passages):
@@ -156,7 +156,7 @@ class KnowingModel:
 
     def _named(self, sub_query: str, text: str) -> str:
         """The answer of the hop that asks this, if the text names it."""
-        for whole in self.decompositions.values():
+        for whole in self.questions.values():
             for hop in whole.hops:
                 pattern = re.escape(hop.text).replace(r"\#1", ".+").replace(r"\#2", ".+")
                 if re.fullmatch(pattern, sub_query) and (found := named(hop.answers, [text])):
@@ -172,9 +172,9 @@ def _between(mark: str, text: str) -> str:
 
 @pytest.fixture(scope="module")
 def model(system: Harr) -> KnowingModel:
-    every = (*system.inputs.train, *system.inputs.dev)
-    apart = {each.question: system.inputs.apart.get(each.id) for each in every}
-    return KnowingModel({q: each for q, each in apart.items() if each is not None})
+    return KnowingModel(
+        {each.question: each for each in (*system.inputs.train, *system.inputs.dev)}
+    )
 
 
 @pytest.fixture

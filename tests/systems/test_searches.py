@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from qrag_jax.data.sample import Passage
+from qrag_jax.data.sample import Passage, Sample
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
-from qrag_jax.environments.queries import QueryState, RewriteTask
+from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import pooled
@@ -134,9 +134,9 @@ TEXTS = {
 }
 
 
-def task(collection: str, *gold: str, until: str = "") -> RewriteTask:
-    grades = dict.fromkeys(gold, 1)
-    return RewriteTask.judged("1", "winter?", grades, collection=collection, until=until)
+def task(collection: str, *gold: str, until: str = "") -> Sample:
+    grades = tuple((name, 1) for name in gold)
+    return Sample("1", "winter?", grades=grades, collection=collection, until=until)
 
 
 @pytest.fixture
@@ -146,7 +146,7 @@ def wanted(tmp_path: Path) -> dict[str, Any]:
     return {name: partial(passages_of, str(folder)) for name, folder in folders.items()}
 
 
-def ids(library: SearchLibrary | KeptResults, where: RewriteTask, query: str) -> list[str]:
+def ids(library: SearchLibrary | KeptResults, where: Sample, query: str) -> list[str]:
     (found,) = library.look([(where, Look(query, 5))])
     assert not isinstance(found, Failure)
     return sorted(each.id for each in found)
