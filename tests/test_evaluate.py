@@ -87,14 +87,15 @@ def test_summary(scored_run: Path) -> None:
     for name, path in logs.items():
         for short, column in (("f1", "fact_f1"), ("return", "return")):
             mean = np.mean([row[short] for row in json_lines(path)])
-            assert scores[name][column] == pytest.approx(mean)
+            assert scores[name][column]["mean"] == pytest.approx(mean)
         # Cut at the last fact: neither discounted nor penalised.
-        cut = summary["until_found"][name]
-        assert cut["return"] == cut["fact_em"] == scores[name]["fact_em"]
+        cut, em = summary["until_found"][name], scores[name]["fact_em"]["mean"]
+        assert cut["return"]["mean"] == cut["fact_em"]["mean"] == em
     assert set(summary["gains"]) == set(logs) - {"trained"}
     for name, gains in summary["gains"].items():
         for score, gain in gains.items():
-            assert gain["mean"] == pytest.approx(scores["trained"][score] - scores[name][score])
+            ours, theirs = (scores[each][score]["mean"] for each in ("trained", name))
+            assert gain["mean"] == pytest.approx(ours - theirs)
 
 
 # ---------------------------------------------------------------------- resuming
@@ -206,7 +207,8 @@ def test_documents_of_several_lengths(commands: Commands, tmp_path: Path) -> Non
         log = logs[result["chunks"]]
         assert len(log) == result["samples"] == LENGTHS[result["chunks"]]
         assert all(max(row["pred_idx"] + row["sf_idx"]) < result["chunks"] for row in log)
-        assert result["fact_em"] == pytest.approx(np.mean([row["em"] for row in log]))
+        mean = result["scores"]["fact_em"]["mean"]
+        assert mean == pytest.approx(np.mean([row["em"] for row in log]))
     # The same questions at every length.
     assert [row["sf_texts"] for row in logs[12][:3]] == [row["sf_texts"] for row in logs[80]]
     # Books of the training are never scored on.

@@ -71,7 +71,7 @@ def test_the_hub_reads_the_scores_of_the_card(scored_run: Path, exported: Path) 
     scores = {result.metric_type: result for result in data.eval_results}
     assert {"fact_em", "fact_f1", "recall@1"} <= scores.keys()
     for name, found in scores.items():
-        interval = summary["scores"]["trained"]["intervals"][name]
+        interval = summary["scores"]["trained"][name]
         assert found.metric_value == pytest.approx(interval["mean"], abs=5e-5)
         assert (found.dataset_type, found.dataset_split) == ("hotpotqa", "dev")
     assert str(scored_run.parent) not in text  # no path of the machine, the data's cache included

@@ -220,7 +220,7 @@ def test_stopped_gone_on_with_and_compared(commands: Commands, tmp_path: Path) -
     good, bad = json.loads((out / "table.json").read_text())["settings"]
     assert (good["settings"], good["seeds"], good["questions"]) == (GOOD, [42], 4)
     summary = json.loads((first / "eval/summary.json").read_text())
-    assert good["mean"] == pytest.approx(summary["scores"]["trained"]["fact_f1"])
+    assert good["mean"] == pytest.approx(summary["scores"]["trained"]["fact_f1"]["mean"])
     assert bad == {"settings": BAD, "seeds": []}
     assert NAMES[1] in commands.succeed("sweep", f"--out={out}", "--table")
     assert "seeds" in refusal(commands.run("sweep", *SWEEP, "--seeds=42,43", f"--out={out}"))

@@ -177,7 +177,7 @@ def test_scores_with_and_without_the_facts(
     out = tmp_path / "shown"
     commands.succeed(*scoring, data, "--config.data.columns.support=support", f"--out={out}")
     known = json.loads((out / "summary.json").read_text())["scores"]["trained"]
-    assert 0 <= known["fact_recall"] <= 1
+    assert 0 <= known["fact_recall"]["mean"] <= 1
     assert "answer_found" not in known
     (hidden,) = run.glob("eval/last-*/eval_seed42.jsonl")
     (seen,) = out.glob("last-*/eval_seed42.jsonl")

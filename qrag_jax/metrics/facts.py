@@ -224,12 +224,12 @@ def compared(played: Mapping[str, list[Row]], *, in_full: bool) -> dict[str, Any
     known = all(cut.values())
     in_full = in_full or not known
     summary: dict[str, Any] = {"mode": FULL_BUDGET if in_full else UNTIL_FOUND}
-    summary["scores"] = _summaries(played)
+    summary |= {"main": TRAINED, "scores": {name: summarise(rows) for name, rows in played.items()}}
     with_facts = sum(bool(row.sf_idx) for row in played[TRAINED])
     if with_facts < len(played[TRAINED]):
         summary["with_facts"] = with_facts  # questions
     if known:
-        summary["until_found"] = _summaries(cut)
+        summary["until_found"] = {name: summarise(rows) for name, rows in cut.items()}
     # Trained minus each other retriever, over the same questions.
     columns = {name: score_columns(rows) for name, rows in (played if in_full else cut).items()}
     scores = ("fact_em", "fact_f1", "answer_found")
@@ -245,7 +245,7 @@ def table(summary: dict[str, Any]) -> str:
     text = []
     if summary["mode"] == FULL_BUDGET:
         whole = summary["scores"]
-        every = {column for scores in whole.values() for column in scores["intervals"]}
+        every = {column for scores in whole.values() for column in scores}
         ranked = sorted((c for c in every if c.startswith("recall@")), key=lambda c: int(c[7:]))
         text += [*_lines(FULL_BUDGET, whole, ranked), ""]
     if cut:
@@ -281,24 +281,14 @@ def table(summary: dict[str, Any]) -> str:
 def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list[str]:
     """The table of one mode; `ranked` lists its columns of recall@k."""
     names = [name for name in (*NAMES.values(), PLANNED) if name in summaries]
-    there = summaries[names[0]]["intervals"]  # all were asked the same questions
+    there = summaries[names[0]]  # all were asked the same questions
     columns = [c for c in ("fact_em", "fact_f1", "answer_found", "return") if c in there]
     bare = [column for column in ("fact_precision", "fact_recall", "steps") if column in there]
     means = {column.removeprefix("fact_"): f"{{{column}[mean]:.3f}}" for column in bare}
     lines = []
     for name in names:
-        intervals = summaries[name]["intervals"]
+        scores = summaries[name]
         # A retriever that stops early may never take k chunks; then all its chunks count.
-        scores = {**dict.fromkeys(ranked, intervals.get("fact_recall")), **intervals}
-        lines.append((name.replace("_", " "), scores))
+        every = {**dict.fromkeys(ranked, scores.get("fact_recall")), **scores}
+        lines.append((name.replace("_", " "), every))
     return score_table(lines, [*columns, *ranked], means, title=title)
-
-
-def _summaries(played: Mapping[str, list[Row]]) -> dict[str, Any]:
-    """Means under the names of the scores, and all intervals under `intervals`."""
-    summaries = {}
-    for retriever, rows in played.items():
-        intervals = summarise(rows)
-        means = {name: value["mean"] for name, value in intervals.items()}
-        summaries[retriever] = {**means, "intervals": intervals}
-    return summaries

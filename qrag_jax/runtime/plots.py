@@ -121,15 +121,15 @@ def plot_lengths(results: Sequence[Mapping[str, Any]], out: Path, title: str) ->
     """Draws three panels over a logarithmic axis of chunks, as a PNG.
 
     Args:
-        results: one result per length, with `chunks`, `fact_em`, `fact_f1`, `intervals` of these
-            two scores, `seconds_per_episode` and `peak_memory_mib` (the last two may be None).
+        results: one result per length, with `chunks`, `scores`, `seconds_per_episode` and
+            `peak_memory_mib` (the last two may be None).
     """
     figure, (accuracy, seconds, memory) = _figure(9.0, title, 3)
     lengths = [result["chunks"] for result in results]
     for name, label in (("fact_em", "Fact EM"), ("fact_f1", "Fact F1")):
-        ends = [result["intervals"][name] for result in results]
-        accuracy.plot(lengths, [result[name] for result in results], marker="o", label=label)
-        low, high = ([end[which] for end in ends] for which in ("low", "high"))
+        scores = [result["scores"][name] for result in results]
+        mean, low, high = ([score[end] for score in scores] for end in ("mean", "low", "high"))
+        accuracy.plot(lengths, mean, marker="o", label=label)
         accuracy.fill_between(lengths, low, high, alpha=0.2)
     _label_share(accuracy, "accuracy, 95 % interval")
     for axes, name in ((seconds, "seconds_per_episode"), (memory, "peak_memory_mib")):

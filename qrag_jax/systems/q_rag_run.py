@@ -344,7 +344,7 @@ def _results(workdir: Path, summary: Mapping[str, Any]) -> list[Any]:
 
     saved = load_config(workdir / CONFIG_NAME)  # the config at hand may have other data
     data = QRagConfig.of(saved, scoring=True).dev_data
-    scores, questions = summary["scores"]["trained"]["intervals"], summary["samples"]
+    scores, questions = summary["scores"]["trained"], summary["samples"]
     asked = f"{summary.get('mode', FULL_BUDGET)}, {questions:d} questions"
     sources = [source for source, weight in data.sources.items() if weight]
     path = f" ({without_folders(data.path)})" if data.path else ""

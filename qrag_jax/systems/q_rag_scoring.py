@@ -224,9 +224,10 @@ def beam_search(
 # ---------------------------------------------------------------- documents of several lengths
 
 _SCORES = ("fact_em", "em_shortest", "fact_f1", "fact_precision", "fact_recall")
+_CUT = ("f1", "precision")
 COLUMNS = {
     **dict.fromkeys(("chunks", "tokens", "fits", "stories", "samples"), "d"),
-    **dict.fromkeys((*_SCORES, "f1_until_found", "precision_until_found"), ".3f"),
+    **dict.fromkeys((*_SCORES, *(f"{name}_until_found" for name in _CUT)), ".3f"),
     **{"steps": ".2f", "seconds_per_episode": ".3f", "peak_memory_mib": ".0f"},
 }
 
@@ -286,9 +287,6 @@ def score_lengths(
         rows = RETRIEVALS.read(log)
         at_shortest = at_shortest or {row.id: row.em or 0.0 for row in rows}
         known = [at_shortest[row.id] for row in rows if row.id in at_shortest]
-        means, scores = _means_of(rows)
-        # These scores use the answer key: an episode ends once all facts are found.
-        cut_means, cut_scores = _means_of([facts.until_found(row) for row in rows])
         results.append(
             {
                 "chunks": length,
@@ -297,13 +295,11 @@ def score_lengths(
                 "stories": documents.stories,
                 "em_shortest": sum(known) / len(known) if len(known) == len(rows) else None,
                 "samples": len(rows),
-                **means,
-                "f1_until_found": cut_means["fact_f1"],
-                "precision_until_found": cut_means["fact_precision"],
                 "seconds_per_episode": seconds / len(rows) if is_new else None,
                 "peak_memory_mib": memory.mebibytes() if is_new else None,
-                "intervals": scores,
-                "until_found": cut_means | {"intervals": cut_scores},
+                "scores": facts.summarise(rows),
+                # These use the answer key: an episode ends once all facts are found.
+                "until_found": facts.summarise([facts.until_found(row) for row in rows]),
             }
         )
         print(_table(results[-1:]))  # one may take minutes
@@ -342,14 +338,12 @@ def documents_of_lengths(
     )
 
 
-def _means_of(rows: Sequence[Row]) -> tuple[dict[str, float], dict[str, dict[str, float]]]:
-    scores = facts.summarise(rows)
-    return {name: score["mean"] for name, score in scores.items()}, scores
-
-
 def _table(results: Sequence[dict[str, Any]]) -> str:
-    def cell(value: Any, form: str) -> str:
-        return "" if value is None else format(value, form)
+    def cells(result: dict[str, Any]) -> Iterator[str]:
+        scores = {n: score["mean"] for n, score in result["scores"].items()}
+        cut = {f"{n}_until_found": result["until_found"][f"fact_{n}"]["mean"] for n in _CUT}
+        for name, form in COLUMNS.items():
+            value = (result | scores | cut)[name]
+            yield "" if value is None else format(value, form)
 
-    lines = [[cell(each[name], form) for name, form in COLUMNS.items()] for each in results]
-    return "\n".join(columns_text([[*COLUMNS], *lines]))
+    return "\n".join(columns_text([[*COLUMNS], *([*cells(each)] for each in results)]))
