@@ -13,6 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
+from pydantic_core import to_jsonable_python
 from qdrant_client import QdrantClient, models
 from qdrant_client.conversions.common_types import UpdateResult
 
@@ -61,7 +62,8 @@ class StandIn:
         with self._turn:
             self.asked.append(asked)
             try:
-                return 200, {"result": _plain(self.result(name, asked)), "status": "ok", "time": 0}
+                result = to_jsonable_python(self.result(name, asked))
+                return 200, {"result": result, "status": "ok", "time": 0}
             except ValueError as error:
                 return 400, {"status": {"error": str(error)}}
 
@@ -116,11 +118,3 @@ def running() -> Iterator[StandIn]:
     with listening(state.answer) as state.url:
         yield state
     state.client.close()
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_plain(each) for each in value]
-    if isinstance(value, dict):
-        return {name: _plain(each) for name, each in value.items()}
-    return value.model_dump(mode="json") if hasattr(value, "model_dump") else value
