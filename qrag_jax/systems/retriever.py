@@ -397,28 +397,6 @@ class PlainEncoder:
         return PassageEncoder.of_folder(self.path, self.config, max_tokens=self.max_tokens)
 
 
-def open_plain(index: IndexAt, encoder: PlainEncoder | None = None) -> SingleStepSearch:
-    """Opens an index with the encoder that embedded it; None: its words are compared."""
-    return _open_plain(index, encoder)[1]
-
-
-def _open_plain(index: IndexAt, encoder: PlainEncoder | None) -> tuple[IndexAt, SingleStepSearch]:
-    if encoder is None:
-        otherwise = (
-            "give what makes vectors of questions: --workdir=RUN, --retriever=EXPORT or "
-            "--encoder=FOLDER"
-        )
-        index = index.settled(OF_WORDS, otherwise)
-        return index, SingleStepSearch(index.open())
-    index = index.settled(BY_VECTORS, "leave --encoder out, or index the corpus with the encoder")
-    if index.encoder != encoder.passages.digest():
-        raise InputError(
-            f"{index.folder} was embedded by another encoder, or with another dtype, pooling, "
-            "prefix or length, than those given; give the ones that it was built with."
-        )
-    return index, SingleStepSearch(index.open(), encoder.passages)
-
-
 class SingleStepRetriever(Retriever):
     """Searches once: by an encoder that was not trained here, or (None) by words."""
 
@@ -437,11 +415,25 @@ class SingleStepRetriever(Retriever):
         return self._encoder.passages if self._encoder else None
 
     def _opened(self, index: IndexAt) -> tuple[IndexAt, SingleStepSearch]:
-        return _open_plain(index, self._encoder)
+        if self._encoder is None:
+            otherwise = (
+                "give what makes vectors of questions: --workdir=RUN, --retriever=EXPORT or "
+                "--encoder=FOLDER"
+            )
+            index = index.settled(OF_WORDS, otherwise)
+            return index, SingleStepSearch(index.open())
+        otherwise = "leave --encoder out, or index the corpus with the encoder"
+        index, passages = index.settled(BY_VECTORS, otherwise), self._encoder.passages
+        if index.encoder != passages.digest():
+            raise InputError(
+                f"{index.folder} was embedded by another encoder, or with another dtype, pooling, "
+                "prefix or length, than those given; give the ones that it was built with."
+            )
+        return index, SingleStepSearch(index.open(), passages)
 
     def _encoders(self) -> towers.Towers:
         if self._encoder is None:
-            raise InputError("BM25 compares words and has no vectors; load an encoder.")
+            raise InputError("encode() is for encoders: BM25 has no vectors; load one of them.")
         return self._encoder.passages.towers
 
     def _found(self, asked, steps, topk, rules, where) -> list[list[Hit]]:
@@ -451,6 +443,11 @@ class SingleStepRetriever(Retriever):
                 "load a trained retriever."
             )
         return self.engine.search(asked, topk or USUAL_COUNT, where)
+
+
+def open_plain(index: IndexAt, encoder: PlainEncoder | None = None) -> SingleStepSearch:
+    """Opens an index with the encoder that embedded it; None: its words are compared."""
+    return SingleStepRetriever(encoder)._opened(index)[1]
 
 
 def open_searcher(
