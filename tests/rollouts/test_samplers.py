@@ -28,17 +28,10 @@ from qrag_jax.rollouts.device_sampler import DeviceSampler, shared_prefixes
 from qrag_jax.rollouts.served_policy import ServerSampler, check_log_probs, seed_of, turn_log_probs
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.mesh import make_mesh, shardings_of
+from tests.learners.whole_loss import SIZES
 from tests.llm.model_server import Call, ModelServer, Reply
 
-TINY = Qwen3Config(
-    vocab_size=7,
-    hidden_size=16,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    intermediate_size=24,
-    head_dim=8,
-)
+TINY = Qwen3Config(7, **SIZES)
 
 
 def requests(lengths: Sequence[int], most: int, vocab: int = 7) -> list[SampleRequest]:
