@@ -30,8 +30,8 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("QRAG_CACHE", str(default_cache() / "tests"))
         os.environ["JAX_COMPILATION_CACHE_DIR"] = str(enable_persistent_cache())
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.1")
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
 
 
 class _Groups(threading.local):
@@ -61,6 +61,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 # So is one that mixes dtypes. Rooms that use optax, and flax in half precision, cannot be asked:
 # these mix them.
 ONE_DTYPE = {"algorithms", "compute", "environments", "feedback", "policies", "rollouts"}
+TRAIN = ("systems", "conformance", "pinned", "learners")  # folders whose files take long
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -204,6 +205,14 @@ def untrained_best(finished_run: Path, tmp_path: Path) -> Path:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The entry points' tests first: each takes long, and two workers should end together."""
-    root = Path(__file__).parent
-    items.sort(key=lambda item: item.path.parent != root)
+    """Entry points first, then what trains: files that take long, so that two workers end together.
+
+    Each gets a file at a time: with a long one at the end, the other would wait.
+    """
+    first = (Path(__file__).parent.name, *TRAIN)
+
+    def place(item: pytest.Item) -> int:
+        folder = item.path.parent.name
+        return (*first, folder).index(folder)
+
+    items.sort(key=place)
