@@ -147,16 +147,26 @@ def place(tower: Params, shardings: Params) -> Params:
     """Places one tower on the mesh; each device gets only its part.
 
     Args:
-        tower: host arrays, the same on every host, or `StoredLeaf`s, of which the host reads the
-            parts of its devices.
+        tower: host arrays, the same on every host, or `StoredLeaf`s, of which the host reads one
+            device's part at a time.
     """
 
     def put(leaf: Any, sharding: NamedSharding) -> jax.Array:
-        if isinstance(leaf, StoredLeaf):
-            return jax.make_array_from_callback(leaf.shape, sharding, leaf.read)
-        return jax.device_put(leaf, sharding)
+        return (_read if isinstance(leaf, StoredLeaf) else jax.device_put)(leaf, sharding)
 
     return jax.tree.map(put, tower, shardings)
+
+
+def _read(leaf: StoredLeaf, sharding: NamedSharding) -> jax.Array:
+    # Not `jax.make_array_from_callback`: it holds the parts of all devices on the host at once,
+    # which of a large model's leaf are several gigabytes for each copy along `data`.
+    parts: dict[str, np.ndarray] = {}
+    arrays = []
+    for device, index in sharding.addressable_devices_indices_map(leaf.shape).items():
+        if str(index) not in parts:  # devices with the same part are mostly neighbours
+            parts = {str(index): leaf.read(index or ())}
+        arrays.append(jax.device_put(parts[str(index)], device).block_until_ready())
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, arrays)
 
 
 def encoder_key(params: Any, settings: Mapping[str, Any]) -> str:
