@@ -8,6 +8,7 @@ computes whole batches, chunks in mini-batches sorted by length.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import numpy as np
