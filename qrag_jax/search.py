@@ -158,8 +158,11 @@ def _record(asked: Sample, hits: Sequence[Hit]) -> str:
 
 def main() -> int:
     asked, where = _asked(), _where()
-    if QRELS.value and not all(query.id for query in asked):
-        raise InputError("--qrels needs --queries=FILE whose questions have ids.")
+    if QRELS.value:
+        if not all(query.id for query in asked):
+            raise InputError("--qrels needs --queries=FILE whose questions have ids.")
+        # What cannot be scored is refused before anything is searched.
+        score_hits({query.id: () for query in asked}, QRELS.value, MEASURES.value)
     retriever = _retriever()
     retriever.check([one.question for one in asked])
     by_query = {}

@@ -57,9 +57,12 @@ def index() -> IndexAt:
 
 def trained(**how: Any) -> tuple[str, LoadSettings]:
     """The folder of the trained retriever, "": there is none; and how it is computed."""
+    folder = WORKDIR.value or RETRIEVER.value or ""
+    if folder and not Path(folder).expanduser().is_dir():
+        raise InputError(f"{folder} is no folder; give --workdir=RUN or --retriever=EXPORT.")
     dtype = "" if COMPUTE.value == "auto" else COMPUTE.value
     settings = LoadSettings(checkpoint=CHECKPOINT.value, dtype=dtype, **how)
-    return WORKDIR.value or RETRIEVER.value or "", settings
+    return folder, settings
 
 
 def plain_encoder() -> PlainEncoder | None:
