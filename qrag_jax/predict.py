@@ -15,14 +15,16 @@ the query that was read from it and what that found; --questions=queries.txt giv
 
 from __future__ import annotations
 
-import contextlib
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from absl import flags
 from ml_collections import ConfigDict
 
+from qrag_jax import systems
+from qrag_jax.data.corpora import read_query_list
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.rows import REWRITES
 from qrag_jax.models.first_language_model import FOLDER
@@ -30,7 +32,14 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.config import ALL
-from qrag_jax.systems.scoring import CHECKPOINTS, FIRST, Predictor, are_others, resumable
+from qrag_jax.systems.scoring import (
+    CHECKPOINTS,
+    FIRST,
+    ScoreOptions,
+    are_others,
+    open_predictor,
+    resumable,
+)
 
 EXAMPLE = "configs/rlvr.py:smol"
 RLVR, LERET, DEEPRETRIEVAL = SYSTEMS = ("rlvr", "leret", "deepretrieval")
@@ -77,10 +86,13 @@ def main() -> int:
     if workdir and PREFERENCES.value:
         return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
     folder, draws = workdir or _own_folder(Path(str(file))), SAMPLED.value or 1
-    opened = _opened(workdir, folder, config, file)
-    with writing(file or folder, "--out"), opened as (player, ending):
+    kind, options = _kind(config), ScoreOptions("", sampled=SAMPLED.value)
+    asked = {"folder": folder, **_asked(workdir, config, file)}
+    opened = open_predictor(kind, config, workdir, options, **asked)
+    with writing(file or folder, "--out"), opened as player:
         weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
-        out = file or folder / "predictions" / f"{weights.name}{ending}.jsonl"
+        name = "-".join(filter(None, (weights.name, player.name)))
+        out = file or folder / "predictions" / f"{name}.jsonl"
         way, restart = player.way(weights), bool(RESTART.value)
         status = resumable(lambda: player.into(out, way, player.stop, restart=restart), str(out))
     if status:
@@ -94,48 +106,29 @@ def main() -> int:
     return 0
 
 
-@contextlib.contextmanager
-def _opened(
-    workdir: Path | None, folder: Path, config: ConfigDict, out: Path | None
-) -> Iterator[tuple[Predictor, str]]:
-    """What plays, and what ends the name of its file."""
-    if workdir and config.system == LERET:
-        from qrag_jax.systems.leret import OF_QUESTIONS, open_hop_predictor
+def _kind(config: ConfigDict) -> Any:
+    return systems.module(config).SYSTEM.played_by(config)
 
-        pool = _beside(workdir, config, OF_QUESTIONS, out)
-        with open_hop_predictor(config, workdir, pool=pool) as writer:
-            yield writer, ""
-    elif workdir and config.system == DEEPRETRIEVAL:
-        from qrag_jax.systems.deepretrieval import OF_QUERIES, open_rewriter
 
-        queries = Path(QUESTIONS.value).expanduser() if QUESTIONS.value else None
-        if queries and out is None:
+def _asked(workdir: Path | None, config: ConfigDict, out: Path | None) -> dict[str, Any]:
+    """Which questions are asked; if they are others than the run's, what they search is beside."""
+    kind, asked = _kind(config), dict[str, Any]()
+    fields = kind.OF_QUESTIONS if kind.SEARCH else ()
+    if config.system == DEEPRETRIEVAL and QUESTIONS.value:
+        if out is None:
             raise InputError(
                 "give the file to write for --questions, for example --out=rewritten.jsonl."
             )
-        search = _beside(workdir, config, () if queries else OF_QUERIES, out)
-        with open_rewriter(config, workdir, queries=queries, search=search) as rewriter:
-            yield rewriter, ""
-    else:
-        from qrag_jax.systems.rlvr import open_players
-
-        with open_players(config, workdir, folder, sampled=SAMPLED.value) as players:
-            ((retriever, player),) = players.items()
-            yield player, f"-{retriever}"
-
-
-def _beside(
-    workdir: Path, config: ConfigDict, parts: Sequence[str], out: Path | None
-) -> Path | None:
-    """The folder of what other questions than the run's search; None: the run's own."""
-    others = are_others(workdir, config, parts, out)
-    return out.with_suffix(".search") if out and others else None
+        asked["listed"], fields = read_query_list(Path(QUESTIONS.value).expanduser()), ()
+    if workdir and are_others(workdir, config, fields, out) and out:
+        asked["search"] = out.with_suffix(".search")
+    return asked
 
 
 def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) -> int:
-    from qrag_jax.systems.leret import open_hop_predictor, write_pairs
+    from qrag_jax.systems.leret import write_pairs
 
-    opened = open_hop_predictor(config, workdir, trains=True)
+    opened = open_predictor(_kind(config), config, workdir, ScoreOptions(""), trains=True)
     with writing(path, "--preferences"), opened as predictor:
         pairs, states, others = write_pairs(predictor.system, iteration, path)
     of = f"{states} states of iteration {iteration}"

@@ -74,7 +74,7 @@ def check(config: ConfigDict) -> None:
     while the config in a run's folder names no code (`register`)."""
     if (name := config.get("system", "")).endswith(own_code.SUFFIX):
         register(name, name)
-    _module(config).check(config)
+    module(config).check(config)
 
 
 def before_devices(config: ConfigDict, *, dry: bool = False, described: bool = False) -> None:
@@ -84,7 +84,7 @@ def before_devices(config: ConfigDict, *, dry: bool = False, described: bool = F
         dry: nothing will be trained, so no server needs memory.
         described: programs are compiled for devices that are not here.
     """
-    _module(config).before_devices(config, dry=dry, described=described)
+    module(config).before_devices(config, dry=dry, described=described)
 
 
 def open_system(config: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[System]:
@@ -94,7 +94,7 @@ def open_system(config: ConfigDict, run: Run, **how: Any) -> AbstractContextMana
         how: `dry`: a dry run, for which no server is started. `devices` (None: all of this
             process): they may be described ones (`runtime.aot`), on which nothing can be placed.
     """
-    return _module(config).open_system(config, run, **how)
+    return module(config).open_system(config, run, **how)
 
 
 def register(name: str, where: str) -> None:
@@ -146,7 +146,7 @@ def source(name: str) -> str:
     return "" if inside else str(getattr(importlib.import_module(module), "__file__", module))
 
 
-def _module(config: ConfigDict) -> Any:
+def module(config: ConfigDict) -> Any:
     name = config.get("system", "")
     if name not in SYSTEMS:
         raise InputError(f"config.system is {name!r}; use one of {', '.join(SYSTEMS)}.")

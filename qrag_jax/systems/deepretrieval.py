@@ -11,7 +11,6 @@ them, with intervals by the bootstrap; differences are paired by the queries.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,7 +22,7 @@ import jax
 import numpy as np
 from ml_collections import ConfigDict
 
-from qrag_jax.data.corpora import read_query_list, write_qrels, write_run
+from qrag_jax.data.corpora import write_qrels, write_run
 from qrag_jax.data.sample import Sample, world
 from qrag_jax.environments.episode import Document, Look
 from qrag_jax.environments.queries import REWRITTEN, Searched
@@ -55,8 +54,14 @@ from qrag_jax.runtime.run import Run, log
 from qrag_jax.systems import deepretrieval_inputs, scoring, token_system
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import load_inputs
+from qrag_jax.systems.scoring import Logs, Predictor, ScoreOptions, Way
 from qrag_jax.systems.search import OWN, Collections
 
+RUNS, QRELS = "trec", "qrels.txt"
+POOLED = "all collections"
+_BY_RULE = ("original", "content_words")  # logs of queries that no model writes
+# Sections of the config that the play of given weights depends on.
+_OF_PLAY = ("model", "writing", "sampling", "seed")
 Found = tuple[Document, ...] | Failure
 
 
@@ -77,6 +82,8 @@ class GuardedExperience(AgentExperience):
 @dataclasses.dataclass
 class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".3f"}
+    SETTINGS, LOAD = RewriteConfig, staticmethod(load_inputs)
+    OF_QUESTIONS, SEARCH = ("queries.", "search."), deepretrieval_inputs.SEARCH
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -245,56 +252,59 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
             "kept_search_share": 1.0 - searched / max(asked, 1),
         }
 
+    # ---------------------------------------------------------------- a run is scored
 
-open_system = partial(token_system.open_token_system, DeepRetrieval, RewriteConfig, load_inputs)
-before_devices, check = RewriteConfig.before_devices, RewriteConfig.of
+    def plays(self, raw: ConfigDict, options: ScoreOptions, stop: StopSignal) -> dict[str, Any]:
+        config, inputs, every = self.config, self.inputs, raw.to_dict()
+        library, tasks = inputs.library.library, inputs.test
 
+        def rows(
+            params: Any, asked: Sequence[Sample], stop: StopSignal, stream: int
+        ) -> list[RewriteRow]:
+            played = self.rows(params, asked, stop, stream)
+            known = [not isinstance(library, Collections) or library.has(task) for task in asked]
+            return [
+                row if there and not row.failed else dataclasses.replace(row, found=None)
+                for row, there in zip(played, known, strict=True)
+            ]
 
-# ---------------------------------------------------------------- a run is scored
+        record = {name: every[name] for name in ("search", *_OF_PLAY)} | {
+            "queries": deepretrieval_inputs.digest_of(tasks),
+            "greedy": config.eval.greedy,
+            "depth": config.eval.depth,
+            "data": {name: inputs.data[name] for name in ("model", "prompt")},
+            "searched": sorted({library.digest(task) for task in tasks}),
+        }
+        # As many in a part as in training, whose memory suffices
+        size = 0 if options.as_training else config.train.batch_size
+        play = token_system.in_parts(rows, size, stop)
+        return {"rows": REWRITES, "asked": tasks, "size": size, "play": play, "record": record}
 
-RUNS, QRELS = "trec", "qrels.txt"
-OF_QUERIES = ("queries.", "search.")
-POOLED = "all collections"
-_BY_RULE = ("original", "content_words")  # logs of queries that no model writes
-# Sections of the config that the play of given weights depends on.
-_OF_PLAY = ("model", "writing", "sampling", "seed")
+    def ways(self, predictor: Predictor) -> Iterator[Way]:
+        yield from map(predictor.way, predictor.ways(predictor.options.checkpoint))
+        # A query that has none but function words stays as it is.
+        words = world("sentences.py").content_words
+        rules: list[tuple[str, Callable[[str], str]]] = [
+            ("original query", str),
+            ("without function words", lambda query: " ".join(words(query)) or query),
+        ]
 
+        def ruled(write: Any, tasks: Sequence[Sample], _: int) -> list[RewriteRow]:
+            return self.rows_by_rule(tasks, predictor.stop, write)
 
-def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
-    """Scores the run's checkpoint on `config.queries.test`; returns the summary."""
-    raw, out, _ = scoring.begin_scoring(workdir, raw, options, OF_QUERIES)
-    search = None
-    if scoring.of_others(workdir, raw, OF_QUERIES):
-        search = out / deepretrieval_inputs.SEARCH
-    with open_rewriter(raw, workdir, search=search, scores=True) as rewriter:
-        ways, config = _ways(rewriter, options.checkpoint), rewriter.system.config
-        found, notes = rewriter.played(out, ways, rewriter.stop, restart=options.restart)
-    tasks, main = rewriter.asked, found[0][0]
-    rows = {label: REWRITES.read(log) for label, log in found}
-    notes += _write_runs(out / RUNS, tasks, {log.stem: rows[label] for label, log in found})
-    summary, text = _compared(tasks, rows, main, config.eval.measures)
-    by_model = [label for label, log in found if log.stem not in _BY_RULE]
-    shapes = {label: shape_of_rows(tasks, rows[label]) for label in by_model}
-    text += ["what the models write:", *shape_lines(shapes), ""]
-    about = {"main": main, "best_by": config.eval.best_by, "shapes": shapes, "notes": notes}
-    return scoring.end_scoring(out, raw, summary | about, text)
+        for name, (label, write) in zip(_BY_RULE, rules, strict=True):
+            yield Way(name, label, partial(ruled, write), predictor.record)
 
-
-def _ways(rewriter: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way]:
-    """All ways to write these queries, the run's own first."""
-    yield from map(rewriter.way, rewriter.ways(checkpoint))
-    # A query that has none but function words stays as it is.
-    words = world("sentences.py").content_words
-    rules: list[tuple[str, Callable[[str], str]]] = [
-        ("original query", str),
-        ("without function words", lambda query: " ".join(words(query)) or query),
-    ]
-    for name, (label, write) in zip(_BY_RULE, rules, strict=True):
-
-        def play(tasks: Sequence[Sample], _: int, by: Any = write) -> list[RewriteRow]:
-            return rewriter.system.rows_by_rule(tasks, rewriter.stop, by)
-
-        yield scoring.Way(name, label, play, rewriter.record)
+    def summary(self, found: Logs, out: Path) -> tuple[dict[str, Any], list[str]]:
+        tasks, settings, main = self.inputs.test, self.config.eval, found[0][0]
+        rows = {label: REWRITES.read(log) for label, log in found}
+        notes = _write_runs(out / RUNS, tasks, {log.stem: rows[label] for label, log in found})
+        summary, text = _compared(tasks, rows, main, settings.measures)
+        by_model = [label for label, log in found if log.stem not in _BY_RULE]
+        shapes = {label: shape_of_rows(tasks, rows[label]) for label in by_model}
+        text += ["what the models write:", *shape_lines(shapes), ""]
+        about = {"main": main, "best_by": settings.best_by, "shapes": shapes, "notes": notes}
+        return summary | about, text
 
 
 def _compared(
@@ -365,45 +375,7 @@ def rewritten_lines(rows: Sequence[RewriteRow]) -> list[str]:
     return [f"{count} without results: {reason}" for reason, count in reasons.most_common()]
 
 
-@contextlib.contextmanager
-def open_rewriter(
-    raw: ConfigDict,
-    workdir: Path,
-    *,
-    queries: Path | None = None,
-    search: Path | None = None,
-    scores: bool = False,
-) -> Iterator[scoring.Predictor]:
-    """Opens the model of a run, and the queries to rewrite: of a file, or `config.queries.test`.
-
-    Args:
-        search: folder of the collections of other queries; None: the run's own.
-        scores: all are asked at once, by the draws of the evaluations of the training.
-    """
-    config = RewriteConfig.of(raw)
-    mesh, every = scoring.mesh_of_run(config, workdir), raw.to_dict()
-    size = 0 if scores else config.train.batch_size  # as in training, whose memory suffices
-    listed = None if queries is None else read_query_list(queries)
-    with StopSignal() as stop:
-        inputs = load_inputs(config, workdir, mesh, trains=False, search=search, listed=listed)
-        system, library = DeepRetrieval(config, mesh, inputs, workdir), inputs.library.library
-        tasks = inputs.test
-
-        def play(params: Any, asked: Sequence[Sample], first: int) -> list[RewriteRow]:
-            stream = scoring.PREDICTED + first // size if size else token_system.EVALUATED
-            rows = system.rows(params, asked, stop, stream)
-            known = [not isinstance(library, Collections) or library.has(task) for task in asked]
-            return [
-                row if there and not row.failed else dataclasses.replace(row, found=None)
-                for row, there in zip(rows, known, strict=True)
-            ]
-
-        record = {name: every[name] for name in ("search", *_OF_PLAY)} | {
-            "queries": deepretrieval_inputs.digest_of(tasks),
-            "greedy": config.eval.greedy,
-            "depth": config.eval.depth,
-            "data": {name: inputs.data[name] for name in ("model", "prompt")},
-            "searched": sorted({library.digest(task) for task in tasks}),
-        }
-        how: Any = {"system": system, "stop": stop, "play": play, "record": record}
-        yield scoring.Predictor(REWRITES, tasks, size, **how)
+SYSTEM = DeepRetrieval
+open_system = partial(token_system.open_token_system, DeepRetrieval)
+score_run = partial(scoring.score_language_model, DeepRetrieval)
+before_devices, check = RewriteConfig.before_devices, RewriteConfig.of

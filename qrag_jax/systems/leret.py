@@ -12,7 +12,6 @@ made with.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -62,24 +61,32 @@ from qrag_jax.systems.leret_tries import (
     search_hops,
     states_of,
 )
+from qrag_jax.systems.scoring import Logs, Predictor, ScoreOptions, Way
 from qrag_jax.systems.search import open_search
 from qrag_jax.systems.token_config import BRIDGE, StagePlan
 
-OF_QUESTIONS = ("questions.", "search.")  # fields that say what is asked
 CORPUS = "search"  # of pooled passages, in the run's folder
+# Sections of the config that the play of given weights depends on.
+_OF_PLAY = ("model", "search", "writing", "sampling", "reward", "seed")
+_WORDS = 64  # of a query with a passage
 
 
 def load_inputs(
-    config: LeretConfig, workdir: Path, mesh: Mesh, *, trains: bool = True, pool: Path | None = None
+    config: LeretConfig,
+    workdir: Path,
+    mesh: Mesh,
+    *,
+    trains: bool = True,
+    search: Path | None = None,
 ) -> token_system.TokenInputs:
     """Reads the questions, writes or opens the corpus, prepares the model.
 
     Args:
         trains: else there are no training questions.
-        pool: a folder for the pooled passages of the config's questions; None: the run's, which is
-            written by what trains.
+        search: a folder for the pooled passages of the config's questions; None: the run's, which
+            is written by what trains.
     """
-    asked, search, writing = config.questions, config.search, config.writing
+    asked, settings, writing = config.questions, config.search, config.writing
     is_made, made = asked.train == BRIDGE, dict[str, list[Any]]()
 
     def read(split: Split, text: str, count: int) -> list[Sample]:
@@ -90,7 +97,7 @@ def load_inputs(
 
     every_dev, train = read("dev", asked.dev, asked.bridge_dev), list[Sample]()
     passages: Callable[[], Iterable[Passage]] | None = None
-    if trains or pool is not None:
+    if trains or search is not None:
         every = read("train", asked.train, asked.bridge_corpus)
         # Where they are made here, passages of more questions are searched.
         count = asked.bridge_train if is_made else len(every)
@@ -102,12 +109,13 @@ def load_inputs(
             return pooled(page for each in brought for page in each.passages)
 
         passages = pages
-    begun = pool is not None or has_begun(workdir)
-    library = open_search(search, passages, pool or workdir / CORPUS, begun=begun)
+    begun = search is not None or has_begun(workdir)
+    library = open_search(settings, passages, search or workdir / CORPUS, begun=begun)
 
     def states_on_corpus(questions: Sequence[Sample]) -> list[queries.QueryState]:
+        most = settings.max_missing_share
         states, left_out = states_on(
-            questions, library.corpus, search.gold_by, max_missing_share=search.max_missing_share
+            questions, library.corpus, settings.gold_by, max_missing_share=most
         )
         if left_out:
             log(left_out)
@@ -119,7 +127,7 @@ def load_inputs(
     script = None
     if is_made and trains:
         script = queries.demonstration_scripts().QueryScript.of(
-            made["train"], library, search.gold_by, prompt
+            made["train"], library, settings.gold_by, prompt
         )
     return token_system.token_inputs(
         config,
@@ -167,6 +175,8 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     """See `systems.System`; tries are kept in its folder."""
 
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "accuracy": ".2f"}
+    SETTINGS, LOAD = LeretConfig, staticmethod(load_inputs)
+    OF_QUESTIONS, SEARCH = ("questions.", "search."), CORPUS
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -332,64 +342,53 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {"failed_tries": float(counts.failed)}
 
+    # ---------------------------------------------------------------- a run is scored
 
-open_system = partial(token_system.open_token_system, Leret, LeretConfig, load_inputs)
-before_devices, check = LeretConfig.before_devices, LeretConfig.of
+    def plays(self, raw: ConfigDict, options: ScoreOptions, stop: StopSignal) -> dict[str, Any]:
+        config, inputs, every = self.config, self.inputs, raw.to_dict()
+        record = {name: every[name] for name in _OF_PLAY} | {
+            "questions": digest_of(inputs.dev),
+            "greedy": config.eval.greedy,
+            "tries": every["tries"],
+            "data": {name: key for name, key in inputs.data.items() if name != "questions"},
+        }
+        # As many in a part as in training, whose memory suffices
+        size = 0 if options.as_training else config.tries.questions
+        play = token_system.in_parts(self.searched, size, stop)
+        return {"rows": HOPS, "asked": inputs.dev, "size": size, "play": play, "record": record}
 
+    def ways(self, predictor: Predictor) -> Iterator[Way]:
+        config, library = self.config, self.inputs.library
+        yield from map(predictor.way, predictor.ways(predictor.options.checkpoint))
+        first = config.plan[0]
+        try:
+            variants = self.trying.variants(self.prompt)
+        except InputError:  # prompts with examples are made in training
+            variants = ()
+        for variant in filter(None, variants):
+            scripted = first.kind == SCRIPT
+            weights = predictor.after(first) if scripted else predictor.weights(scoring.FIRST)
+            name, asks = self.prompt.names[variant], self.prompt.variants[variant - 1]
+            label = f"prompt {name}, by what made the first tries"
+            prompt = token_system.fingerprint([(asks,)])
+            asks_so = partial(self.searched, variant=variant)
+            play = token_system.in_parts(asks_so, 0, predictor.stop)
+            yield predictor.way(weights, f"prompt-{name}", label, play, prompt=prompt)
 
-# ---------------------------------------------------------------- a run is scored
-
-# Sections of the config that the play of given weights depends on.
-_OF_PLAY = ("model", "search", "writing", "sampling", "reward", "seed")
-_WORDS = 64  # of a query with a passage
-
-
-def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
-    """Scores the run's checkpoint; returns the summary."""
-    raw, out, halves = scoring.begin_scoring(workdir, raw, options, OF_QUESTIONS)
-    pool = out / CORPUS if scoring.of_others(workdir, raw, OF_QUESTIONS) else None
-    with open_hop_predictor(raw, workdir, pool=pool, scores=True) as predictor:
-        ways = _ways(predictor, options.checkpoint)
-        found, notes = predictor.played(out, ways, predictor.stop, restart=options.restart)
-        questions = halves(predictor.system.inputs.drawn)
-    rows, main = {label: HOPS.read(log) for label, log in found}, found[0][0]
-    summary = scoring.compared(rows, main, hop_summary, hop_gains)
-    lines = hop_table(summary["scores"], summary["gains"], len(rows[main][0].hops))
-    summary |= {"questions": questions, "notes": notes}
-    return scoring.end_scoring(out, raw, summary, [*lines, questions["line"]])
-
-
-def _ways(predictor: scoring.Predictor, checkpoint: str) -> Iterator[scoring.Way]:
-    """All ways, the run's own first."""
-    system = predictor.system
-    config, library = system.config, system.inputs.library
-    yield from map(predictor.way, predictor.ways(checkpoint))
-    first = config.plan[0]
-    try:
-        variants = system.trying.variants(system.prompt)
-    except InputError:  # prompts with examples are made in training
-        variants = ()
-    for variant in filter(None, variants):
-        by = predictor.after(first) if first.kind == SCRIPT else predictor.weights(scoring.FIRST)
-        name, asks = system.prompt.names[variant], system.prompt.variants[variant - 1]
-
-        def play(params: Any, shown: Sequence[queries.QueryState], _: int, n: int = variant) -> Any:
-            return system.searched(params, shown, predictor.stop, variant=n)
-
-        label = f"prompt {name}, by what made the first tries"
-        prompt = token_system.fingerprint([(asks,)])
-        yield predictor.way(by, f"prompt-{name}", label, play, prompt=prompt)
-
-    for name, label, write in (
-        ("question", "the question", lambda state: one_line(state.question)),
-        ("question_and_passage", "the question and the first passage", _with_passage),
-    ):
-        plays = by_rule(library, config.writing.k, write)
-
-        def ruled(shown: Sequence[queries.QueryState], _: int, by: Any = plays) -> list[Searched]:
+        def ruled(by: Any, shown: Sequence[queries.QueryState], _: int) -> list[Searched]:
             return search_hops(config, library, shown, by, token_system.EVALUATED)[0]
 
-        yield scoring.Way(name, label, ruled, predictor.record)
+        for name, label, write in (
+            ("question", "the question", lambda state: one_line(state.question)),
+            ("question_and_passage", "the question and the first passage", _with_passage),
+        ):
+            by = by_rule(library, config.writing.k, write)
+            yield Way(name, label, partial(ruled, by), predictor.record)
+
+    def summary(self, found: Logs, out: Path) -> tuple[dict[str, Any], list[str]]:
+        rows, main = {label: HOPS.read(log) for label, log in found}, found[0][0]
+        summary = scoring.compared(rows, main, hop_summary, hop_gains)
+        return summary, hop_table(summary["scores"], summary["gains"], len(rows[main][0].hops))
 
 
 def _with_passage(state: queries.QueryState) -> str:
@@ -397,39 +396,10 @@ def _with_passage(state: queries.QueryState) -> str:
     return " ".join(f"{state.question} {passage.lstrip('# ')}".split()[:_WORDS])
 
 
-@contextlib.contextmanager
-def open_hop_predictor(
-    raw: ConfigDict,
-    workdir: Path,
-    *,
-    trains: bool = False,
-    pool: Path | None = None,
-    scores: bool = False,
-) -> Iterator[scoring.Predictor]:
-    """Opens the model of a run, and the questions to ask.
-
-    If it scores, all are asked at once, by the draws of the evaluations of the training.
-    """
-    config = LeretConfig.of(raw)
-    mesh, every = scoring.mesh_of_run(config, workdir), raw.to_dict()
-    # As many in a part as in training, whose memory suffices
-    size = 0 if scores else config.tries.questions
-    with StopSignal() as stop:
-        inputs = load_inputs(config, workdir, mesh, trains=trains, pool=pool)
-        system = Leret(config, mesh, inputs, workdir)
-
-        def play(params: Any, states: Sequence[queries.QueryState], first: int) -> list[Searched]:
-            stream = scoring.PREDICTED + first // size if size else token_system.EVALUATED
-            return system.searched(params, states, stop, stream)
-
-        record = {name: every[name] for name in _OF_PLAY} | {
-            "questions": digest_of(inputs.dev),
-            "greedy": config.eval.greedy,
-            "tries": every["tries"],
-            "data": {name: key for name, key in inputs.data.items() if name != "questions"},
-        }
-        how: Any = {"system": system, "stop": stop, "play": play, "record": record}
-        yield scoring.Predictor(HOPS, inputs.dev, size, **how)
+SYSTEM = Leret
+open_system = partial(token_system.open_token_system, Leret)
+score_run = partial(scoring.score_language_model, Leret)
+before_devices, check = LeretConfig.before_devices, LeretConfig.of
 
 
 def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, int]:

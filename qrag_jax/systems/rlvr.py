@@ -8,12 +8,10 @@ at the end of imitation if they are kept, and by the untrained ones, with severa
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -47,11 +45,11 @@ from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.token_episodes import Episode, Library, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.run import Run, log
+from qrag_jax.runtime.run import log
 from qrag_jax.systems import scoring, token_system
 from qrag_jax.systems.config import refuse
 from qrag_jax.systems.rlvr_config import GRPO, RlvrConfig
-from qrag_jax.systems.scoring import Predictor, ScoreOptions
+from qrag_jax.systems.scoring import Logs, Predictor, ScoreOptions, Way
 from qrag_jax.systems.token_config import BRIDGE
 
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
@@ -160,11 +158,19 @@ def digest_of(tasks: Sequence[ToolTask]) -> str:
 
 _WHY = "message"  # among the facts of an episode for which a user's rubric gave no reward
 _OF_CALLS = ("calls", "failed_calls")  # counts of an episode
-Logs = Mapping[str, Mapping[str, Path]]  # by retriever, then by what the weights are
+_PREDICTED = 2**31 - 4  # in place of a step's number: no step has it, and no evaluation
+# Sections of the config that episodes of given weights do not depend on. The questions have a
+# digest of their own.
+_OF_TRAINING = (
+    *("train", "optimizer", "runtime", "profile"),
+    *("sft", "grpo", "stages", "eval", "questions", "llm"),
+)
 
 
 class ToolSystem(token_system.TokenSystem[RlvrConfig]):
     """What RLVR has with our own tools and in an environment of verifiers."""
+
+    SETTINGS, OF_QUESTIONS = RlvrConfig, ("questions.", "tasks.")
 
     @abc.abstractmethod
     def trajectory(
@@ -232,17 +238,77 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
     def _decoded(self, ids: list[int]) -> str:
         return self.inputs.speech.tokenizer.decode(ids, skip_special_tokens=False)
 
-    def summary(
-        self, logs: Logs, main: str, options: ScoreOptions
-    ) -> tuple[dict[str, Any], list[str]]:
-        """The summary of all logs, of whose weights the `main` ones come first; and its table."""
+    # ---------------------------------------------------------------- a run is scored
+
+    def plays(
+        self, raw: ConfigDict, options: ScoreOptions, stop: StopSignal, retriever: str = ""
+    ) -> dict[str, Any]:
+        """What plays `options.sampled` episodes of each question; 0: one, as `config.eval` says.
+
+        `retriever`: of the tool that searches; "": the config's own.
+        """
+        config, inputs, own = self.config, self.inputs, self.config.tools.retriever
+        name, library = retriever or own, None
+        if config.env.verifiers and options.retrievers:
+            raise InputError(
+                f"--retrievers={','.join(options.retrievers)} is for questions of our own, and the "
+                f"run's environment is {config.env.verifiers!r}; leave it out."
+            )
+        if config.env.verifiers:
+            name = "predictions"
+        else:
+            library = inputs.library if name == own else open_library(config, self.mesh, name)
+        draws, greedy = options.sampled or 1, not options.sampled and config.eval.greedy
+        by: Any = {"greedy": greedy, "library": library}
+
+        def play(params: Any, tasks: Sequence[ToolTask], first: int) -> list[Prediction]:
+            # The draws depend on the numbers of the question and of the draw alone.
+            key = jax.random.fold_in(jax.random.key(config.seed), _PREDICTED)
+            numbers = range(first, first + len(tasks))
+            keys = np.asarray(draw_keys(key, np.array(numbers, np.uint32), draws))
+            played = self.rewarded(params, tasks, numbers, keys, stop, **by)
+            return [self.row(each, tasks[n // draws]) for n, each in enumerate(played)]
+
+        used = {n: v for n, v in raw.to_dict().items() if n not in _OF_TRAINING}
+        record = {
+            "kind": TOOL_EPISODES,
+            "questions": len(inputs.dev),
+            "sampled": options.sampled,
+            "greedy": greedy,
+            "data": inputs.data,
+            "asked": token_system.fingerprint((task.id,) for task in inputs.dev),
+            "rewards": {**self.provenance},
+            "retriever": name,
+            "config": used | {"tools": used["tools"] | {"retriever": name}},
+        }
+        # As many episodes side by side as in training, whose memory is known to suffice.
+        size = max(1, config.train.batch_size * config.grpo.members // draws)
+        how = {"size": size, "draws": draws, "play": play, "record": record, "name": name}
+        return {"rows": PREDICTIONS, "asked": inputs.dev, **how}
+
+    def ways(self, predictor: Predictor) -> Iterator[Way]:
+        options, how = predictor.options, (predictor.raw, predictor.options, predictor.stop)
+        # All are refused before anything is played.
+        players = [
+            dataclasses.replace(predictor, **self.plays(*how, retriever))
+            for retriever in options.retrievers
+        ]
+        for weights in predictor.ways(options.checkpoint):
+            for each in players or [predictor]:
+                yield each.way(weights, f"{weights.name}/{each.name}")
+
+    def summary(self, found: Logs, out: Path) -> tuple[dict[str, Any], list[str]]:
+        """Scores and gains by the retriever, then by the weights."""
         from qrag_jax.metrics.summaries import episode_gains, episode_summary, episode_table
 
+        logs, main = dict[str, dict[str, Path]](), found[0][0]
+        for label, path in found:
+            logs.setdefault(path.stem, {})[label] = path
         scores, gains, files = (dict[str, dict[str, Any]]() for _ in range(3))
         for name, own in logs.items():
             rows = {label: scored_episodes(log) for label, log in own.items()}
-            found = scoring.compared(rows, main, episode_summary, episode_gains)
-            scores[name], gains[name] = found["scores"], found["gains"]
+            both = scoring.compared(rows, main, episode_summary, episode_gains)
+            scores[name], gains[name] = both["scores"], both["gains"]
             # Each log is in the folder of its weights, in that of all.
             files[name] = {label: f"{log.parent.name}/{log.name}" for label, log in own.items()}
         shown, differences = (
@@ -256,6 +322,17 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
 
 @dataclasses.dataclass
 class Rlvr(ToolSystem):
+    LOAD = staticmethod(load_inputs)
+
+    @classmethod
+    def played_by(cls, raw: ConfigDict) -> type[Any]:
+        """With our own tools, or in an environment."""
+        if not raw.get("env", {}).get("verifiers", ""):
+            return cls
+        from qrag_jax.systems.rlvr_environment import EnvironmentRlvr
+
+        return EnvironmentRlvr
+
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
@@ -336,117 +413,6 @@ def check(raw: ConfigDict) -> None:
     refuse(config, (short, "grpo.longest", why))
 
 
-def _opening(verifiers: str) -> tuple[type[ToolSystem], Callable[..., token_system.TokenInputs]]:
-    """The system and what loads its inputs: with our own tools, or in an environment."""
-    if not verifiers:
-        return Rlvr, load_inputs
-    from qrag_jax.systems.rlvr_environment import EnvironmentRlvr, load_environment
-
-    return EnvironmentRlvr, load_environment
-
-
-def open_system(raw: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[Any]:
-    system, load = _opening(raw.get("env", {}).get("verifiers", ""))
-    return token_system.open_token_system(system, RlvrConfig, load, raw, run, **how)
-
-
-# ---------------------------------------------------------------- a run is scored
-
-_PREDICTED = 2**31 - 4  # in place of a step's number: no step has it, and no evaluation
-# Sections of the config that episodes of given weights do not depend on. The questions have a
-# digest of their own.
-_OF_TRAINING = (
-    *("train", "optimizer", "runtime", "profile"),
-    *("sft", "grpo", "stages", "eval", "questions", "llm"),
-)
-PREDICTED_BY = "predictions"  # the log of an environment, which has no retriever
-
-
-def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
-    """Scores the run's checkpoint by files of predictions, token by token; returns the summary."""
-    if raw.env.verifiers and options.retrievers:
-        raise InputError(
-            f"--retrievers={','.join(options.retrievers)} is for questions of our own, and the "
-            f"run's environment is {raw.env.verifiers!r}; leave it out."
-        )
-    raw, out, halves = scoring.begin_scoring(workdir, raw, options, ("questions.", "tasks."))
-    with open_players(raw, workdir, workdir, options.retrievers, options.sampled) as players:
-        player = next(iter(players.values()))
-        ways = (
-            each.way(weights, f"{weights.name}/{name}")
-            for weights in player.ways(options.checkpoint)
-            for name, each in players.items()
-        )
-        found, notes = player.played(out, ways, player.stop, restart=options.restart)
-        questions = halves(player.system.inputs.drawn)
-    logs: dict[str, dict[str, Path]] = {name: {} for name in players}
-    for label, path in found:
-        logs[path.stem][label] = path
-    summary, lines = player.system.summary(logs, found[0][0], options)
-    summary |= {"questions": questions, "notes": [*dict.fromkeys(notes)]}
-    return scoring.end_scoring(out, raw, summary, [*lines, questions["line"]])
-
-
-@contextlib.contextmanager
-def open_players(
-    raw: ConfigDict,
-    workdir: Path | None,
-    folder: Path,
-    retrievers: Sequence[str] = (),
-    sampled: int = 0,
-) -> Iterator[dict[str, Predictor]]:
-    """Opens the model of a run, and the questions to ask; gives what plays, by the retriever.
-
-    Args:
-        workdir: the run's folder; None: the config's own model, untrained.
-        folder: where a tiny model is, or is made.
-        retrievers: what the tool that searches uses; (): the config's own.
-        sampled: episodes drawn for each question; 0: one, as `config.eval.greedy` says.
-    """
-    config = RlvrConfig.of(raw)
-    mesh, own = scoring.mesh_of_run(config, workdir), config.tools.retriever
-    kind, load = _opening(config.env.verifiers)
-    how = {} if config.env.verifiers else {"trains": False}
-    with StopSignal() as stop, contextlib.ExitStack() as stack:
-        system = kind(config, mesh, inputs := load(config, folder, mesh, **how), folder)
-        stack.callback(system.close)
-        libraries: dict[str, Library | None] = {PREDICTED_BY: None}
-        if not config.env.verifiers:  # all are refused before anything is played
-            libraries = {
-                name: inputs.library if name == own else open_library(config, mesh, name)
-                for name in retrievers or (own,)
-            }
-        draws, greedy = sampled or 1, not sampled and config.eval.greedy
-        # As many episodes side by side as in training, whose memory is known to suffice.
-        size = max(1, config.train.batch_size * config.grpo.members // draws)
-
-        def play(
-            library: Library | None, params: Any, tasks: Sequence[ToolTask], first: int
-        ) -> list[Prediction]:
-            # The draws depend on the numbers of the question and of the draw alone.
-            key = jax.random.fold_in(jax.random.key(config.seed), _PREDICTED)
-            numbers = range(first, first + len(tasks))
-            keys = np.asarray(draw_keys(key, np.array(numbers, np.uint32), draws))
-            how: Any = {"greedy": greedy, "library": library}
-            played = system.rewarded(params, tasks, numbers, keys, stop, **how)
-            return [system.row(each, tasks[n // draws]) for n, each in enumerate(played)]
-
-        used = {n: v for n, v in raw.to_dict().items() if n not in _OF_TRAINING}
-        record = {
-            "kind": TOOL_EPISODES,
-            "questions": len(inputs.dev),
-            "sampled": sampled,
-            "greedy": greedy,
-            "data": inputs.data,
-            "asked": token_system.fingerprint((task.id,) for task in inputs.dev),
-            "rewards": {**system.provenance},
-        }
-        players = {}
-        for name, library in libraries.items():
-            tools = used["tools"] | {"retriever": name}
-            own_record = record | {"retriever": name, "config": used | {"tools": tools}}
-            by: Any = {"play": functools.partial(play, library), "record": own_record}
-            players[name] = Predictor(
-                PREDICTIONS, inputs.dev, size, draws, system=system, stop=stop, **by
-            )
-        yield players
+SYSTEM = Rlvr
+open_system = functools.partial(token_system.open_token_system, Rlvr)
+score_run = functools.partial(scoring.score_language_model, Rlvr)

@@ -32,9 +32,9 @@ from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.rlvr import PREDICTED_BY, Logs, ToolSystem
+from qrag_jax.systems.rlvr import ToolSystem
 from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
-from qrag_jax.systems.scoring import ScoreOptions
+from qrag_jax.systems.scoring import Logs
 from qrag_jax.systems.token_system import TokenInputs, starts_of, token_inputs
 
 TRACE = "trace"  # among the facts of a prediction: what verifiers itself would write, as JSON
@@ -68,7 +68,7 @@ def _task(number: int, about: environment_play.About) -> EnvironmentTask:
     return EnvironmentTask(name, question, (), hops=0, number=number)
 
 
-def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh) -> EnvironmentInputs:
+def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh, **_: Any) -> EnvironmentInputs:
     """Starts the process, prepares the model, and looks at the first prompts."""
     env = config.env
     if jax.process_count() > 1:
@@ -166,6 +166,8 @@ _ADVICE = (
 
 @dataclasses.dataclass
 class EnvironmentRlvr(ToolSystem):
+    LOAD = staticmethod(load_environment)
+
     def __post_init__(self) -> None:
         super().__post_init__()
         config, inputs = self.config, self.inputs
@@ -250,12 +252,10 @@ class EnvironmentRlvr(ToolSystem):
             **{f"env/{name}": value for name, value in self._parts.items()},
         }
 
-    def summary(
-        self, logs: Logs, main: str, options: ScoreOptions
-    ) -> tuple[dict[str, Any], list[str]]:
+    def summary(self, found: Logs, out: Path) -> tuple[dict[str, Any], list[str]]:
         """The file that verifiers itself would write is written next to each log."""
         scores, ended = dict[str, dict[str, Any]](), list[str]()
-        for label, path in logs[PREDICTED_BY].items():
+        for label, path in found:
             facts = [row.trajectory["facts"] for row in PREDICTIONS.each(path)]
             traces = path.with_name(TRACES)
             write_whole(traces, "".join(f"{each[TRACE]}\n" for each in facts))
@@ -280,9 +280,9 @@ class EnvironmentRlvr(ToolSystem):
         about = {
             "environment": self.config.env.verifiers,
             "verifiers": self.inputs.about.version,
-            "main": main,
+            "main": found[0][0],
             "tasks": len(self.inputs.dev),
-            "episodes_per_task": options.sampled or 1,
+            "episodes_per_task": len(rows) // len(self.inputs.dev),
             "scores": scores,
         }
         return about, [*table, *ended]

@@ -8,6 +8,7 @@ its log (`resumable`). What plays raises `FeedbackLost` when too many episodes f
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
 import sys
@@ -38,7 +39,6 @@ SUMMARY = "summary.json"
 ASKED = ("questions.dev", "questions.bridge_seed")  # fields that say what is evaluated on
 DATA = ("data.", "eval.path")  # the same, of encoders
 NOT_KEPT = "its weights are not kept"
-PREDICTED = 2**30  # of the draws; each part has the next
 # Fields that change no row of a retrieval log. A name that ends with a dot is a whole section; * is
 # any name.
 FREE_FIELDS = (
@@ -51,6 +51,7 @@ FREE_FIELDS = (
     *("llm.", "reward.prompt", "reward.scale", "reward.staleness", "reward.max_failure_share"),
 )
 
+Logs = Sequence[tuple[str, Path]]  # what played, and the log
 Asked = TypeVar("Asked")
 Row = TypeVar("Row")
 
@@ -63,6 +64,7 @@ class ScoreOptions:
     retrievers: tuple[str, ...] = ()  # of RLVR's tools; (): the run's own
     out: Path | None = None  # folder; None: `eval` in the run's folder
     restart: bool = False  # throw partial logs away
+    as_training: bool = False  # all at once, by the draws of its evaluations, not part by part
 
 
 def resumable(play: Callable[[], object], kept: str) -> int:
@@ -272,6 +274,9 @@ class Predictor(Questions[Any, Any]):
     # (parameters, a part, number of its first) → its rows
     play: Callable[[Any, Sequence[Any], int], Sequence[Any]]
     record: dict[str, Any]  # all that the rows depend on, but for the weights
+    raw: ConfigDict
+    options: ScoreOptions
+    name: str = ""  # of what searches, in names of files
 
     def weights(self, which: str) -> Weights:
         if which == FIRST:
@@ -328,3 +333,51 @@ class Predictor(Questions[Any, Any]):
     @cached_property
     def _template(self) -> Any:
         return shapes_on(self.system.inputs.model.trained, self.system.param_shardings)
+
+
+@contextlib.contextmanager
+def open_predictor(
+    kind: Any, raw: ConfigDict, workdir: Path | None, options: ScoreOptions, **asked: Any
+) -> Iterator[Predictor]:
+    """Opens the model of a run, and the questions to ask.
+
+    Args:
+        kind: the class of its system; see `score_language_model`.
+        workdir: the run's folder; None: the config's own model, untrained.
+        asked: arguments of `kind.LOAD`, which say what is asked; the usual: nothing is trained on.
+            `folder`: where a tiny model is, or is made; the usual: the run's.
+    """
+    config, folder = kind.SETTINGS.of(raw), asked.pop("folder", workdir)
+    mesh = mesh_of_run(config, workdir)
+    with StopSignal() as stop, contextlib.ExitStack() as stack:
+        inputs = kind.LOAD(config, folder, mesh, **{"trains": False, **asked})
+        system = kind(config, mesh, inputs, folder)
+        stack.callback(system.close)
+        more = system.plays(raw, options, stop)
+        yield Predictor(system=system, stop=stop, raw=raw, options=options, **more)
+
+
+def score_language_model(
+    kind: Any, workdir: Path, raw: ConfigDict, options: ScoreOptions
+) -> dict[str, Any]:
+    """Scores a run of a system whose policy is a language model; returns the summary.
+
+    `kind`, its class, has three methods besides those of `TokenSystem`: `plays` gives the fields of
+    a `Predictor`, `ways` all that is played with it, the run's own first, and `summary` the scores
+    of the logs and their table.
+    """
+    kind = kind.played_by(raw)
+    raw, out, halves = begin_scoring(workdir, raw, options, kind.OF_QUESTIONS)
+    asked = {}
+    if kind.SEARCH and of_others(workdir, raw, kind.OF_QUESTIONS):
+        asked["search"] = out / kind.SEARCH
+    options = dataclasses.replace(options, as_training=True)
+    with open_predictor(kind, raw, workdir, options, **asked) as predictor:
+        system, ways = predictor.system, predictor.system.ways(predictor)
+        found, notes = predictor.played(out, ways, predictor.stop, restart=options.restart)
+    summary, lines = system.summary(found, out)
+    summary["notes"] = [*dict.fromkeys([*notes, *summary.get("notes", ())])]
+    if "part" in raw.eval:
+        summary["questions"] = halves(system.inputs.drawn)
+        lines.append(summary["questions"]["line"])
+    return end_scoring(out, raw, summary, lines)

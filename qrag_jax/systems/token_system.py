@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -177,6 +177,7 @@ def fingerprint(rows: Iterable[tuple[object, ...]]) -> str:
 
 _CHECKED = 8  # prompts by which a server that samples is checked
 EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
+PREDICTED = 2**30  # the same, of predictions; each part has the next
 _FAILED = (
     "see why in their messages (a rerank service that does not answer, for example), or raise "
     "config.{section}.max_failed_share"
@@ -190,6 +191,19 @@ def spoken(talks: Iterable[token_episodes.Talk]) -> Iterator[str]:
         for messages, said in talk.turns:
             yield from (text for _, text in messages)
             yield said
+
+
+def in_parts(play: Callable[..., Any], size: int, stop: StopSignal) -> Callable[..., Any]:
+    """(parameters, a part, number of its first) → its rows, by draws that depend on the part.
+
+    `size`: asked of a part; 0: all at once, by the draws of evaluations in training.
+    """
+
+    def play_part(params: Any, part: Sequence[Any], first: int) -> Any:
+        stream = PREDICTED + first // size if size else EVALUATED
+        return play(params, part, stop, stream)
+
+    return play_part
 
 
 def starts_of(tasks: Sequence[Any], keys: np.ndarray) -> list[token_episodes.Start]:
@@ -206,6 +220,12 @@ class TokenSystem(abc.ABC, Generic[Config]):
     """See `systems.System`."""
 
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".2f"}  # metrics on the screen
+    SETTINGS: ClassVar[type[TokenConfig]]
+    # (settings, the run's folder, a mesh of this host, what is asked) → `TokenInputs`
+    LOAD: ClassVar[Callable[..., TokenInputs]]
+    # Beginnings of the names of fields that say which questions are scored, see `systems.scoring`
+    OF_QUESTIONS: ClassVar[tuple[str, ...]]
+    SEARCH: ClassVar[str] = ""  # what these search, in the run's folder; "": nothing of their own
     config: Config
     mesh: Mesh
     inputs: Any  # `TokenInputs`
@@ -257,6 +277,11 @@ class TokenSystem(abc.ABC, Generic[Config]):
         tasks = [self.inputs.train[number] for number in numbers]
         keys = self.keys(step, len(tasks), self.config.rule.members)
         return self.rewarded(weights, tasks, numbers, keys, stop)
+
+    @classmethod
+    def played_by(cls, raw: ConfigDict) -> type[Self]:
+        """The class of a system with this config."""
+        return cls
 
     @abc.abstractmethod
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
@@ -646,26 +671,22 @@ class TokenSystem(abc.ABC, Generic[Config]):
 @contextlib.contextmanager
 def open_token_system(
     system: type[TokenSystem[Any]],
-    settings: type[TokenConfig],
-    load: Callable[[Any, Path, Mesh], Any],
     raw: ConfigDict,
     run: Run,
     *,
     dry: bool = False,
     devices: Sequence[jax.Device] | None = None,
 ) -> Iterator[Any]:
-    """Opens a system, and the server that samples if the config has one; see `systems`.
-
-    `load`: (settings, the run's folder, a mesh of this host) → data and model.
-    """
-    settings.resume(raw, run)
-    config = settings.of(raw)
+    """Opens a system, and the server that samples if the config has one; see `systems`."""
+    system = system.played_by(raw)
+    system.SETTINGS.resume(raw, run)
+    config = system.SETTINGS.of(raw)
     mesh = make_mesh(config.runtime.mesh, devices)
     own = mesh if devices is not None else host_mesh(config.runtime.mesh)
     hosts.check_play(config.runtime.mesh, own, config.staleness)
     if config.model.path:
         read_config(named_folder(config.model.path))  # refused before the data are read
-    inputs = load(config, run.workdir, own)
+    inputs = system.LOAD(config, run.workdir, own)
     run.begin(lambda: save_config(raw, run.config_path))
     with contextlib.ExitStack() as stack:
         served = None

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from qrag_jax.data.corpora import read_qrels
+from qrag_jax.data.corpora import read_qrels, read_query_list
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import Failed, Look, ToolTally, ToolTask
 from qrag_jax.environments.queries import BARE, REWRITTEN, TOO_LONG, Searched, read_output
@@ -33,9 +33,9 @@ from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import TRUNCATED, TokenTrajectory
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.deepretrieval import DeepRetrieval, open_rewriter, score_run
+from qrag_jax.systems.deepretrieval import DeepRetrieval, score_run
 from qrag_jax.systems.deepretrieval_config import RewriteConfig, default_config
-from qrag_jax.systems.scoring import ScoreOptions
+from qrag_jax.systems.scoring import ScoreOptions, open_predictor
 from tests.entry_points import COURSES
 from tests.support.worlds import write_lines
 from tests.systems.corpora import write_collection
@@ -319,12 +319,13 @@ def test_many_failed_searches_leave_no_log(
 
 def test_a_line_has_what_became_of_a_query(run: Path, tmp_path: Path) -> None:
     """One that asks another collection than the run has is not searched for."""
-    asked = [{"_id": str(n), "text": text, "collection": "made"} for n, text in enumerate(ASKED)]
-    asked[0]["collection"] = "other"
-    queries = write_lines(tmp_path / "queries.jsonl", asked)
+    rows = [{"_id": str(n), "text": text, "collection": "made"} for n, text in enumerate(ASKED)]
+    rows[0]["collection"] = "other"
+    queries = write_lines(tmp_path / "queries.jsonl", rows)
     # Random weights seldom end an output, so it may be long.
     config = with_fields(load_config(run / "config.json"), {"writing__query_tokens": 200})
-    with open_rewriter(config, run, queries=queries) as rewriter:
+    listed, options = read_query_list(queries), ScoreOptions("last")
+    with open_predictor(DeepRetrieval, config, run, options, listed=listed) as rewriter:
         way = rewriter.way(rewriter.weights("last"))
         rewriter.into(tmp_path / "out.jsonl", way, rewriter.stop, restart=True)
     other, *rows = REWRITES.read(tmp_path / "out.jsonl")
