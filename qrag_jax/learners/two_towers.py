@@ -139,12 +139,13 @@ class PQNGradient:
         def of_block(states: jax.Array, values: tuple) -> jax.Array:
             return jax.grad(loss_of)(states, *values)
 
+        given: Any = {"dropout_key": state_key, "of_rows": (chunks, steps)}
         state_gradient, states, more = pull_back(
-            encoder, blocks, of_states, state_rows, of_block, state_key, of_rows=(chunks, steps)
+            encoder, blocks, of_states, state_rows, of_block, **given
         )
         cotangents = jax.grad(loss_of, 1)(states, chunks, steps)
         chunk_gradient, _, again = pull_back(
-            encoder, blocks, of_chunks, chunk_rows, cotangents, chunk_key
+            encoder, blocks, of_chunks, chunk_rows, cotangents, dropout_key=chunk_key
         )
         gradient = jax.tree.map(lambda *both: jnp.stack(both), state_gradient, chunk_gradient)
         return gradient, (states, chunks), used + more + again
@@ -212,7 +213,9 @@ def pull_back_both(
     stacked = jnp.stack([jnp.pad(leaf, ((0, most - len(leaf)), (0, 0))) for leaf in flat])
 
     def of_one(tower: tuple) -> tuple[Params, jax.Array]:
-        gradient, _, used = pull_back(actor.encoder, actor.block_shapes.gradients, *tower)
+        *own, key = tower
+        blocks = actor.block_shapes.gradients
+        gradient, _, used = pull_back(actor.encoder, blocks, *own, dropout_key=key)
         return gradient, used
 
     gradient, used = over_towers(of_one, params, (rows, stacked, keys))

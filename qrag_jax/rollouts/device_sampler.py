@@ -280,7 +280,7 @@ def _stages(
     if trunk.scanned:
         of_rows, layers = decode_cache(cache, source), layers_of(trunk, prepared)
         return of_rows, [
-            (end, partial(append, trunk, prepared, layers, blocks))
+            (end, partial(append, (trunk, prepared, layers, blocks)))
             for blocks, end in enumerate(of_rows.ends, 1)
         ]
 

@@ -75,8 +75,8 @@ def vectors_and_gradient(
     dropout_key: jax.Array | None = None,
 ) -> tuple[jax.Array, Any]:
     """Vectors `[N, D]`, and the gradient of Σ <vector, cotangent>; computed in packed blocks."""
-    given = params, rows, jnp.asarray(cotangents), dropout_key
-    gradient, vectors, _ = pull_back(encoder, blocks, *given)
+    given = params, rows, jnp.asarray(cotangents)
+    gradient, vectors, _ = pull_back(encoder, blocks, *given, dropout_key=dropout_key)
     return vectors, gradient
 
 

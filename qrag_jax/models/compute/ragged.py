@@ -136,8 +136,8 @@ def pull_back(
     params: Params | Adapted,
     token_rows: TokenRows,
     cotangents: jax.Array | Callable[[jax.Array, Any], jax.Array],
-    dropout_key: jax.Array | None = None,
     *,
+    dropout_key: jax.Array | None = None,
     of_rows: Any = None,
 ) -> tuple[Params, jax.Array, jax.Array]:
     """Gradient of `Σ_n <cotangents[n], embed(tokens[n])>` with respect to `params`, in float32.

@@ -246,10 +246,7 @@ def layers_of(trunk: Transformer, prepared: Params) -> tuple[Params, ...]:
 
 
 def append(
-    trunk: Transformer,
-    prepared: Params,
-    layers: Sequence[Params],
-    number: int,
+    decoder: tuple[Transformer, Params, Sequence[Params], int],
     words: jax.Array,
     is_new: jax.Array,
     cache: DecodeCache,
@@ -257,14 +254,15 @@ def append(
     """Appends a token to rows: their hidden states, and the longer cache.
 
     Args:
-        prepared: as `trunk.prepare` returns them, with scanned layers; `layers` by `layers_of`.
-        number: blocks of the cache that are read; no row has a place behind them.
+        decoder: a trunk with scanned layers, its parameters as `trunk.prepare` returns them and as
+            `layers_of` does, and the blocks of the cache that are read; no row has a place behind.
         words: `[B, H]`, rows of the word table.
         is_new: bool `[B]`, whether a row gets a token.
 
     Returns:
         Hidden states `[B, H]`, normed, finite but meaningless in rows without a token; the cache.
     """
+    trunk, prepared, layers, number = decoder
     ends = cache.ends[:number]
     position = jnp.minimum(cache.lengths, ends[-1] - 1)
     cos, sin = angles_at(position, trunk.config.rotations[0], ends[-1])
