@@ -25,10 +25,11 @@ from typing import Any
 
 from absl import flags
 
-from qrag_jax.data.corpora import read_query_list
+from qrag_jax.data.corpora import read_qrels, read_query_list
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import well_formed
+from qrag_jax.metrics.ranking import score_hits
 from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.protocol import Where
 from qrag_jax.runtime import commandline
@@ -43,7 +44,6 @@ from qrag_jax.systems.retriever import (
     Endpoints,
     Retriever,
     SingleStepRetriever,
-    score_hits,
 )
 from qrag_jax.systems.search_flags import EXPORT, PLAIN, RUN, WORDS
 
@@ -106,20 +106,16 @@ def _where() -> dict[str, list[Any]] | None:
 
 def _retriever() -> Retriever:
     """The retriever that the flags ask for, with its index open."""
-    index = search_flags.index()
     if search_flags.kind(READ_BY) in (PLAIN, WORDS):
-        retriever: Retriever = SingleStepRetriever(search_flags.plain_encoder())
-    else:
-        endpoints = None
-        if BACKEND.value == ENDPOINT:
-            if not URL.value:
-                raise InputError("give --url=http://HOST:8000/v1 with --backend=endpoint.")
-            models = STATE_MODEL.value, CHUNK_MODEL.value
-            endpoints = Endpoints(URL.value, *models, CHUNK_URL.value, API_KEY_ENV.value)
-        how: Any = {flag.name: flag.value for flag in (BACKEND, DEVICE, PER_STEP)}
-        retriever = Retriever.load(*search_flags.trained(endpoints=endpoints, **how))
-    retriever.open(index.folder, index.engine, index.url)
-    return retriever
+        return search_flags.opened()
+    endpoints = None
+    if BACKEND.value == ENDPOINT:
+        if not URL.value:
+            raise InputError("give --url=http://HOST:8000/v1 with --backend=endpoint.")
+        models = STATE_MODEL.value, CHUNK_MODEL.value
+        endpoints = Endpoints(URL.value, *models, CHUNK_URL.value, API_KEY_ENV.value)
+    how: Any = {flag.name: flag.value for flag in (BACKEND, DEVICE, PER_STEP)}
+    return search_flags.opened(endpoints=endpoints, **how)
 
 
 def _answer(
@@ -158,11 +154,11 @@ def _record(asked: Sample, hits: Sequence[Hit]) -> str:
 
 def main() -> int:
     asked, where = _asked(), _where()
-    if QRELS.value:
+    qrels = read_qrels(Path(QRELS.value).expanduser()) if QRELS.value else {}
+    if qrels:  # what cannot be scored is refused before anything is searched
         if not all(query.id for query in asked):
             raise InputError("--qrels needs --queries=FILE whose questions have ids.")
-        # What cannot be scored is refused before anything is searched.
-        score_hits({query.id: () for query in asked}, QRELS.value, MEASURES.value)
+        score_hits({query.id: () for query in asked}, qrels, MEASURES.value)
     retriever = _retriever()
     retriever.check([one.question for one in asked])
     by_query = {}
@@ -175,13 +171,13 @@ def main() -> int:
             by_query[one.id] = hits
             if OUT.value:
                 file.write(_record(one, hits).encode("utf-8", "backslashreplace"))
-            elif not QRELS.value:
+            elif not qrels:
                 print("\n".join(_lines(one, hits, retriever.title_separator)))
     if OUT.value:
         print(f"{len(asked)} questions: {out}")
-    if QRELS.value:
-        for name, (mean, low, high) in score_hits(by_query, QRELS.value, MEASURES.value).items():
-            print(f"{name} {mean:.4f} [{low:.4f}, {high:.4f}]")
+    scores = score_hits(by_query, qrels, MEASURES.value) if qrels else {}
+    for name, (mean, low, high) in scores.items():
+        print(f"{name} {mean:.4f} [{low:.4f}, {high:.4f}]")
     return 0
 
 

@@ -30,7 +30,6 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT, Searcher, Worker
 from qrag_jax.systems import search_flags
-from qrag_jax.systems.retriever import open_searcher
 
 INSTALL = "{} needs the package {}: run pip install 'qrag_jax[{}]'"
 
@@ -82,11 +81,11 @@ def main() -> int:
     try:
         with StopSignal() as stop:
             _, _ = search_flags.index(), search_flags.kind()  # refused before anything is loaded
-            how = *search_flags.trained(), search_flags.plain_encoder()
+            _, _ = search_flags.trained(), search_flags.plain_encoder()
             folder = Path(search_flags.INDEX.value or "").expanduser()
             limits["version"] = functools.partial(index_folder.version, folder)
             (_serve_mcp if MCP.value else _serve_http)(
-                lambda: open_searcher(search_flags.index(), *how), limits, stop
+                lambda: Searcher(search_flags.opened().engine), limits, stop
             )
     except KeyboardInterrupt:
         return 130

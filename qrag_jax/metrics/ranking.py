@@ -21,8 +21,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.metrics.bootstrap import mean_interval
 
 Grades = Mapping[str, int]  # document → relevance; one at least is 1 or more
 Qrels = Mapping[str, Grades]  # by query
@@ -98,6 +100,22 @@ def ranking_columns(
         name: {query: MEASURES[kind](ranked[query], judged[query], k) for query in judged}
         for name, (kind, k) in cuts.items()
     }
+
+
+def score_hits(
+    hits: Mapping[str, Iterable[Any]], qrels: Qrels, measures: Sequence[str]
+) -> dict[str, tuple[float, float, float]]:
+    """Mean of each measure over the queries with a relevant passage, and its 95 % interval.
+
+    Args:
+        hits: query → hits, best first, each with an `id`.
+        qrels: of `data.corpora.read_qrels`; queries that were not searched for do not count.
+        measures: such as "recall@4" and "ndcg@10".
+    """
+    judged = {query: grades for query, grades in qrels.items() if query in hits}
+    ranked = {query: [hit.id for hit in found] for query, found in hits.items()}
+    columns = ranking_columns(ranked, judged, measures)
+    return {name: mean_interval([*column.values()]) for name, column in columns.items()}
 
 
 def cut_of(name: str) -> int | None:

@@ -20,16 +20,14 @@ from qrag_jax.data.sample import LazySamples, Sample, fingerprint
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import has_answer, normalise, worded
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.index_folder import BM25, CORPUS, IndexAt, version
-from qrag_jax.retrieval.multi_step import Hit, SingleStepSearch, by_turns
+from qrag_jax.retrieval.index_folder import BM25, CORPUS, version
+from qrag_jax.retrieval.multi_step import Hit, by_turns
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
 from qrag_jax.runtime.whole_files import replacing
-from qrag_jax.systems.retriever import PlainEncoder, Retriever, open_plain
+from qrag_jax.systems.retriever import Retriever, SingleStepRetriever
 
 FOUND = "negatives.npz"  # in the run's folder
 _AT_ONCE = 256  # questions searched side by side
@@ -130,21 +128,15 @@ def may_be_good(sample: Sample, hit: Hit) -> bool:
 
 
 def _opened(config: NegativesConfig) -> Callable[[Sequence[str], int], list[list[Hit]]]:
-    index, by = IndexAt(Path(config.index).expanduser()), Path(config.search).expanduser()
-    if not config.search:
-        otherwise = "give what made its vectors as config.data.negatives.search"
-        return SingleStepSearch(index.settled((BM25,), otherwise).open()).search
-    if jax.process_count() > 1:
+    if config.search and jax.process_count() > 1:
         raise InputError(
             "config.data.negatives.search is given, but only words are searched on several hosts; "
             f"start the run on one host first, which keeps what it found in {FOUND}."
         )
-    # The config of a run has the same name as that of an encoder.
-    kept = by / CONFIG_NAME
-    if not (by / RETRIEVER).is_file() and not (kept.is_file() and "train" in read_fields(kept)):
-        return open_plain(index, PlainEncoder(config.search)).search
-    retriever = Retriever.load(by)
-    retriever.open(index.folder)
+    retriever = Retriever.load(config.search or BM25)
+    retriever.open(config.index)
+    if isinstance(retriever, SingleStepRetriever):
+        return retriever.engine.search
     # All steps are wanted, and one path: every step may be misled.
     greedy = dataclasses.replace(
         retriever.rules.search, beam=1, stop_threshold=None, stop_action=False

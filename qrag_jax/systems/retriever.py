@@ -19,7 +19,7 @@ import hashlib
 import json
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, overload
 
@@ -44,10 +44,8 @@ from qrag_jax.runtime.config_fields import check
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
-from qrag_jax.serving.searcher import Searcher
 
 if TYPE_CHECKING:
-    from qrag_jax.metrics.ranking import Qrels
     from qrag_jax.models.first_encoder import EncoderConfig
     from qrag_jax.systems.indexing import IndexSettings, PassageEncoder
 
@@ -352,28 +350,6 @@ class Retriever:
         return self._search
 
 
-def score_hits(
-    hits: Mapping[str, Sequence[Hit]], qrels: Qrels | str | Path, measures: Sequence[str]
-) -> dict[str, tuple[float, float, float]]:
-    """Mean of each measure over the queries that have a relevant passage, and its 95 % interval.
-
-    Args:
-        hits: id of each query → its hits, best first.
-        qrels: query → passage → relevance, or a file of them in TREC's or BEIR's form; queries
-            that were not searched for do not count.
-        measures: such as "recall@4" and "ndcg@10" (`metrics.ranking`).
-    """
-    from qrag_jax.data.corpora import read_qrels  # a server needs none of these
-    from qrag_jax.metrics.bootstrap import mean_interval
-    from qrag_jax.metrics.ranking import ranking_columns
-
-    judged = qrels if isinstance(qrels, Mapping) else read_qrels(Path(qrels).expanduser())
-    judged = {query: grades for query, grades in judged.items() if query in hits}
-    ranked = {query: [hit.id for hit in found] for query, found in hits.items()}
-    columns = ranking_columns(ranked, judged, measures)
-    return {name: mean_interval([*column.values()]) for name, column in columns.items()}
-
-
 # ---------------------------------------------------------------- searches in one step
 
 BY_VECTORS = (EXACT, QDRANT, FAISS, SCAN, HYBRID)
@@ -417,8 +393,8 @@ class SingleStepRetriever(Retriever):
     def _opened(self, index: IndexAt) -> tuple[IndexAt, SingleStepSearch]:
         if self._encoder is None:
             otherwise = (
-                "give what makes vectors of questions: --workdir=RUN, --retriever=EXPORT or "
-                "--encoder=FOLDER"
+                "give what embeds questions: --workdir=RUN, --retriever=EXPORT, --encoder=FOLDER "
+                "or, of negatives, config.data.negatives.search"
             )
             index = index.settled(OF_WORDS, otherwise)
             return index, SingleStepSearch(index.open())
@@ -448,15 +424,3 @@ class SingleStepRetriever(Retriever):
 def open_plain(index: IndexAt, encoder: PlainEncoder | None = None) -> SingleStepSearch:
     """Opens an index with the encoder that embedded it; None: its words are compared."""
     return SingleStepRetriever(encoder)._opened(index)[1]
-
-
-def open_searcher(
-    index: IndexAt,
-    retriever: str = "",
-    settings: LoadSettings | None = None,
-    encoder: PlainEncoder | None = None,
-) -> Searcher:
-    """What is served: the retriever of a folder, else a plain encoder, else words."""
-    opened = Retriever.load(retriever, settings) if retriever else SingleStepRetriever(encoder)
-    opened.open(index.folder, index.engine, index.url)
-    return Searcher(opened.engine)

@@ -15,7 +15,7 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.index_folder import ENGINES, IndexAt
 from qrag_jax.runtime import commandline
-from qrag_jax.systems.retriever import LoadSettings, PlainEncoder
+from qrag_jax.systems.retriever import LoadSettings, PlainEncoder, Retriever, SingleStepRetriever
 
 INDEX = flags.DEFINE_string("index", None, "Folder of the index, which qrag index wrote.")
 WORKDIR = flags.DEFINE_string("workdir", None, "Folder of a trained run.")
@@ -74,3 +74,11 @@ def plain_encoder() -> PlainEncoder | None:
     how: Any = {"state_prefix": PREFIX.value, "chunk_prefix": CHUNK_PREFIX.value}
     config = EncoderConfig(dtype=COMPUTE.value, pooling=POOLING.value, **how)
     return PlainEncoder(ENCODER.value, config, TOKENS.value)
+
+
+def opened(**how: Any) -> Retriever:
+    """The retriever that the flags name, with its index open; `how`: further `LoadSettings`."""
+    (folder, settings), at = trained(**how), index()
+    retriever = Retriever.load(folder, settings) if folder else SingleStepRetriever(plain_encoder())
+    retriever.open(at.folder, at.engine, at.url)
+    return retriever

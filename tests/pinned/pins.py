@@ -29,10 +29,10 @@ from qrag_jax.feedback.rubric import score
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, EXACT, FAISS, HYBRID, SCAN, IndexAt
-from qrag_jax.serving.searcher import Ask
+from qrag_jax.serving.searcher import Ask, Searcher
 from qrag_jax.systems import training
 from qrag_jax.systems.indexing import IndexSettings, PassageEncoder, index_corpus
-from qrag_jax.systems.retriever import PlainEncoder, open_searcher
+from qrag_jax.systems.retriever import PlainEncoder, open_plain
 from qrag_jax.systems.rlvr_config import RlvrConfig
 from tests.entry_points import metric_lines
 from tests.llm.model_server import ModelServer, supported_answers
@@ -65,7 +65,7 @@ def rankings(folder: Path) -> Numbers:
     questions = [_text(draw, 3) for _ in range(QUESTIONS)]
     for engine in ENGINES:
         encoder = None if engine in (BM25, BOOLEAN) else PlainEncoder(f"{folder}/bert", FLOAT32)
-        searcher = open_searcher(IndexAt(out, engine), encoder=encoder)
+        searcher = Searcher(open_plain(IndexAt(out, engine), encoder))
         between = " OR " if engine == BOOLEAN else " "
         asked = [Ask(text.replace(" ", between), count=HITS) for text in questions]
         for i, hits in enumerate(searcher.search(asked)):
