@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from qrag_jax.data.sample import Passage, Sample
+from qrag_jax.data.sample import Passage, Sample, letters
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import BY_PASSAGE, BY_TITLE, QueryState, normalised_title
 from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
+from qrag_jax.llm.endpoint import Endpoint, check_url
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.retrieval.corpus import StoredCorpus, names_of
@@ -22,6 +23,8 @@ from qrag_jax.retrieval.protocol import NONE
 if TYPE_CHECKING:  # not every library is searched by them
     from qrag_jax.retrieval.multi_step import SingleStepSearch
     from qrag_jax.retrieval.pubmed import RemoteEngine
+
+_SERVICE_SECONDS = 60.0  # that a server may take to answer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +62,46 @@ class CorpusLibrary:
     def _document(self, each: Passage, score: float = 0.0) -> Document:
         text = document_text(each.title, each.text, self.clean)
         return Document(each.name, each.title, text, score=score)
+
+
+class ServiceLibrary:
+    """See `token_episodes.Library`: a server as Search-R1's, whose gold is known by its text."""
+
+    def __init__(self, url: str) -> None:
+        check_url(url, "config.tools.corpus", "http://127.0.0.1:8000/retrieve", "")
+        self._url, self._server = url, Endpoint(url.rstrip("/").removesuffix("/retrieve"))
+
+    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
+        """The documents of each search, best first. Equal queries are searched once."""
+        if not asked:
+            return []
+        queries = list(dict.fromkeys(step.query for _, step in asked))
+        most = max(step.most for _, step in asked)
+        body = {"queries": queries, "topk": most, "return_scores": True}
+        reply = self._server.post("/retrieve", body, _SERVICE_SECONDS)
+        try:
+            found = dict(zip(queries, reply.json["result"], strict=True))
+            return [_served(task, found[step.query][: step.most]) for task, step in asked]
+        except (KeyError, TypeError, ValueError, AttributeError):
+            why = f"{self._url} gives no documents in Search-R1's form ({reply.reason})."
+            return [Failure("server", why)] * len(asked)
+
+    def open(self, task: ToolTask, step: Open) -> Failure:
+        """A `Failure`: the server searches alone."""
+        return Failure("request", f"{self._url} is searched here, and opens no document.", 0)
+
+
+def _served(task: ToolTask, hits: Sequence[Mapping[str, Any]]) -> tuple[Document, ...]:
+    gold = {letters(each.text): each.id for each in task.documents if each.is_supporting}
+    found = []
+    for hit in hits:
+        # The first line is the title, in quotes.
+        title, _, text = hit["document"]["contents"].partition("\n")
+        title = title.strip('"')
+        name = gold.get(letters(whole := document_text(title, text, True)))
+        place = name or f"passage {hit['document'].get('id', whole)}"
+        found.append(Document(place, title, whole, score=hit["score"]))
+    return tuple(found)
 
 
 def on_corpus(tasks: Iterable[ToolTask], corpus: StoredCorpus) -> list[ToolTask]:

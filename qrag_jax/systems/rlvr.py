@@ -40,7 +40,7 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
 from qrag_jax.retrieval import own_documents
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, on_corpus
+from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, ServiceLibrary, on_corpus
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.token_episodes import Episode, Library, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
@@ -60,7 +60,7 @@ def open_library(config: RlvrConfig, mesh: Mesh, retriever: str = "") -> Library
     """What the tools read; by default with the retriever of the config."""
     tools, retriever = config.tools, retriever or config.tools.retriever
     if tools.corpus or tools.encoder:
-        from qrag_jax.systems.search import ServiceLibrary, open_index, prefixed
+        from qrag_jax.systems.search import open_index, prefixed
     if tools.corpus:
         if tools.corpus.startswith(("http://", "https://")):
             return ServiceLibrary(tools.corpus)

@@ -15,12 +15,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from qrag_jax.data.corpora import Columns, read_corpus
-from qrag_jax.data.sample import Sample, letters
-from qrag_jax.environments.episode import Document, Look, Open, ToolTask
+from qrag_jax.data.sample import Sample
+from qrag_jax.environments.episode import Document, Look
 from qrag_jax.environments.queries import BY_TITLE, KEYS
-from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError, Natural, Share, Weight, one_of
-from qrag_jax.llm.endpoint import Endpoint, check_url
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.retrieval import corpus, index_folder
@@ -35,7 +33,6 @@ from qrag_jax.runtime.run import log
 from qrag_jax.systems.retriever import BY_VECTORS, PlainEncoder, open_plain
 
 REMOTE = "remote"
-_SERVICE_SECONDS = 60.0  # that a server may take to answer
 OWN = "own"  # folder of the collection without a name, which files of rows search
 # Retriever → engine; "": the usual of vectors.
 _ENGINES = {BM25: BM25, LEXICAL: BM25, SEMANTIC: "", HYBRID: HYBRID, BOOLEAN: BOOLEAN}
@@ -115,46 +112,6 @@ def open_search(
             indexing.index_corpus(None, folder, tower)
     where = config.index or str(folder)
     return open_index(where, config.engine, encoder, "config.search", clean=config.clean)
-
-
-class ServiceLibrary:
-    """See `token_episodes.Library`: a server as Search-R1's, whose gold is known by its text."""
-
-    def __init__(self, url: str) -> None:
-        check_url(url, "config.tools.corpus", "http://127.0.0.1:8000/retrieve", "")
-        self._url, self._server = url, Endpoint(url.rstrip("/").removesuffix("/retrieve"))
-
-    def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:
-        """The documents of each search, best first. Equal queries are searched once."""
-        if not asked:
-            return []
-        queries = list(dict.fromkeys(step.query for _, step in asked))
-        most = max(step.most for _, step in asked)
-        body = {"queries": queries, "topk": most, "return_scores": True}
-        reply = self._server.post("/retrieve", body, _SERVICE_SECONDS)
-        try:
-            found = dict(zip(queries, reply.json["result"], strict=True))
-            return [_served(task, found[step.query][: step.most]) for task, step in asked]
-        except (KeyError, TypeError, ValueError, AttributeError):
-            why = f"{self._url} gives no documents in Search-R1's form ({reply.reason})."
-            return [Failure("server", why)] * len(asked)
-
-    def open(self, task: ToolTask, step: Open) -> Failure:
-        """A `Failure`: the server searches alone."""
-        return Failure("request", f"{self._url} is searched here, and opens no document.", 0)
-
-
-def _served(task: ToolTask, hits: Sequence[Mapping[str, Any]]) -> tuple[Document, ...]:
-    gold = {letters(each.text): each.id for each in task.documents if each.is_supporting}
-    found = []
-    for hit in hits:
-        # The first line is the title, in quotes.
-        title, _, text = hit["document"]["contents"].partition("\n")
-        title = title.strip('"')
-        name = gold.get(letters(whole := document_text(title, text, True)))
-        place = name or f"passage {hit['document'].get('id', whole)}"
-        found.append(Document(place, title, whole, score=hit["score"]))
-    return tuple(found)
 
 
 def open_index(

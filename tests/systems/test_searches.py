@@ -19,12 +19,11 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import pooled
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngine
-from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, RemoteLibrary
+from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, RemoteLibrary, ServiceLibrary
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.search import (
     SearchConfig,
     SearchLibrary,
-    ServiceLibrary,
     open_collections,
     open_search,
     passages_of,
