@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import itertools
 import os
@@ -13,8 +14,6 @@ from typing import Any
 
 import jax
 import pytest
-from jax._src import shard_alike
-from jax._src.interpreters import mlir
 
 from qrag_jax.runtime.platform import enable_persistent_cache
 from qrag_jax.runtime.whole_files import default_cache
@@ -41,20 +40,25 @@ class _Groups(threading.local):
     one each time that it is lowered, and found in no cache.
     """
 
-    numbers: Iterator[int] = itertools.count()
+    def __init__(self, lower: Callable[..., Any]) -> None:
+        self.numbers, self._lower = itertools.count(), lower
 
     def __next__(self) -> int:
         return next(self.numbers)
 
     def lower(self, *arguments: Any, **named: Any) -> Any:
         self.numbers = itertools.count()
-        return _lower(*arguments, **named)
+        return self._lower(*arguments, **named)
 
 
-_lower = mlir.lower_jaxpr_to_module
-_groups = _Groups()
-shard_alike._next_shard_group_id = _groups  # type: ignore[assignment]
-mlir.lower_jaxpr_to_module = _groups.lower
+# Names that are JAX's own: a later JAX may lack them, and then compiles more.
+with contextlib.suppress(ImportError, AttributeError):
+    from jax._src import shard_alike
+    from jax._src.interpreters import mlir
+
+    _groups = _Groups(mlir.lower_jaxpr_to_module)
+    shard_alike._next_shard_group_id = _groups  # type: ignore[assignment]
+    mlir.lower_jaxpr_to_module = _groups.lower
 
 # A program that mixes ranks without saying so is more often wrong than right.
 jax.config.update("jax_numpy_rank_promotion", "raise")
