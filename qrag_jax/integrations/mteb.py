@@ -15,7 +15,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.integrations import imported
 from qrag_jax.retrieval.multi_step import Hit, by_turns
 from qrag_jax.runtime.whole_files import replacing
-from qrag_jax.systems.retriever import Retriever
+from qrag_jax.systems.retriever import Retriever, SingleStepRetriever
 
 with imported("mteb"):
     from mteb.models import ModelMeta
@@ -38,6 +38,8 @@ class QRagSearch:
     def __init__(
         self, retriever: Retriever, folder: str | Path, settings: IndexSettings | None = None
     ) -> None:
+        if isinstance(retriever, SingleStepRetriever):
+            raise InputError("QRagSearch(retriever) takes trained ones; mteb has others itself.")
         self.retriever, self.folder = copy.copy(retriever), Path(folder).expanduser()
         self.settings = settings
 

@@ -95,6 +95,8 @@ def test_scores_are_our_own(search: QRagSearch, retriever: Retriever, tmp_path: 
     assert all(sorted(ranked) == sorted(p["id"] for p in PASSAGES) for ranked in rankings.values())
     with pytest.raises(InputError, match="index"):  # the user's own is as it was
         retriever.search("river")
+    with pytest.raises(InputError):
+        QRagSearch(Retriever.load("bm25"), tmp_path)
     # A ranking begins with the passages of the steps.
     for query, question in (QUERIES | {"q0": "a silver piano"}).items():
         path = [hit.id for hit in search.retriever.search(question)]
