@@ -137,6 +137,7 @@ MiniLM | minilm | untrained
 BM25 and MiniLM | bm25+minilm | untrained
 contrastive, fused with BM25 | contrastive | trained, fused with BM25
 contrastive, twice, fused | contrastive | trained, then with its first passage, fused with BM25
+contrastive by passages so far, four searches | multi_step_peer | trained
 Q-RAG by PQN | q_rag/pqn | trained
 Q-RAG by PQN, fused | q_rag/pqn | trained, fused with BM25
 the same with mined negatives | q_rag/mined | trained, fused with BM25
