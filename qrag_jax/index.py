@@ -34,8 +34,8 @@ from absl import flags
 from qrag_jax.data.corpora import ALL, Columns
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute import precision
+from qrag_jax.models.embedding import POOLINGS
 from qrag_jax.models.first_encoder import EncoderConfig
-from qrag_jax.models.heads.embedding import POOLINGS
 from qrag_jax.retrieval.index_folder import BM25, EXACT, FAISS, QDRANT
 from qrag_jax.retrieval.qdrant import QdrantSettings
 from qrag_jax.runtime import commandline, hosts

@@ -11,7 +11,7 @@ import numpy as np
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode, stack
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.models.compute.precision import Precision
-from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.embedding import Params, TextEncoder
 from qrag_jax.models.trunks.families import BertConfig
 from qrag_jax.models.trunks.transformer import Transformer
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 from tests.episodes_maker import CLS, PAD, SEP
 

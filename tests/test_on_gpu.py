@@ -19,7 +19,7 @@ import pytest
 
 from qrag_jax.models.compute.attention import causal_attention, padded_attention
 from qrag_jax.models.compute.precision import FUSED, Precision, precision
-from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.models.trunks.families import BertConfig
 from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.runtime.mesh import make_mesh

@@ -40,7 +40,7 @@ LONGEST = 400  # characters of an error that are kept
 # Products that are computed from float32 factors on purpose, by the einsum by which JAX names them;
 # on a GPU they run at a fraction of the speed of bfloat16 ones, so no other may be.
 NAMED = {
-    "rt,td->rd": "mean pooling (models.heads.embedding): sums whose results are embeddings",
+    "rt,td->rd": "mean pooling (models.embedding): sums whose results are embeddings",
     "...hd,...chd->...ch": "Q-values (policies.soft_q), exact because actions hang on them",
     "...d,...kd->...k": "scores of a pool (policies.plackett_luce), likewise",
     "rd,d->r": "values of a critic (learners.query_encoder)",

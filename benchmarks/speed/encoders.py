@@ -24,8 +24,8 @@ from benchmarks.speed.measure import OURS, Setting, beside, calling, equal
 from qrag_jax.models.compute.packing import choose_blocks
 from qrag_jax.models.compute.precision import precision
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, pull_back
+from qrag_jax.models.embedding import Params, TextEncoder
 from qrag_jax.models.files.weight_names import stored_params
-from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS

@@ -29,7 +29,7 @@ from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns, until_found
 from qrag_jax.metrics.rows import RETRIEVALS, Row
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.heads.embedding import Params
+from qrag_jax.models.embedding import Params
 from qrag_jax.rollouts.chunks import Actor, Draws, rollout
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal

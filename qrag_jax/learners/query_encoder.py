@@ -39,7 +39,7 @@ from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, pull_back
-from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.embedding import Params, TextEncoder
 from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.tokens import TokenScores
 from qrag_jax.rollouts.pool_search import HopBatch

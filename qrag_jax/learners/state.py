@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from qrag_jax.models.embedding import Params
 from qrag_jax.models.files.model_folder import StoredLeaf
-from qrag_jax.models.heads.embedding import Params
 from qrag_jax.runtime.mesh import Rules, shardings_of
 
 if TYPE_CHECKING:  # searches do not need it

@@ -12,7 +12,7 @@ import abc
 import dataclasses
 from collections.abc import Callable
 from functools import cached_property, partial
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -25,11 +25,13 @@ from qrag_jax.algorithms.advantages import explained_variance, gae, whitened
 from qrag_jax.learners.config import CISPO, REWARD, SEQUENCE, PPOConfig, SFTConfig
 from qrag_jax.learners.optimizers import keep_unless, optimizer_step
 from qrag_jax.learners.state import Critic, Parts, TrainState, both, of_one_tower, place, shapes_on
-from qrag_jax.models.heads.embedding import Params
+from qrag_jax.models.embedding import Params
 from qrag_jax.models.pretrained import Loaded
-from qrag_jax.policies.tokens import TokenScores
 from qrag_jax.runtime.mesh import shardings_of
 from qrag_jax.runtime.platform import compiler_options
+
+if TYPE_CHECKING:  # towers have no tokens
+    from qrag_jax.policies.tokens import TokenScores
 
 Metrics = dict[str, jax.Array]
 Update = Callable[..., tuple[TrainState, Metrics]]  # (state, episodes), then a base if any

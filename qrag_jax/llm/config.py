@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from qrag_jax.errors import Count, Filled, InputError, Natural, Part, Positive, Rule, Weight, one_of
-from qrag_jax.llm.endpoint import UNIX, check_url, check_variable, read_key
 from qrag_jax.runtime.config_fields import check, internal
 from qrag_jax.runtime.saved_config import SECRET
 
@@ -188,21 +187,16 @@ class ClientConfig(_Limits):
     prefix: str = internal("")
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "url", _checked_url(self.url, self.prefix))
+        from qrag_jax.llm import endpoint  # most trainings have no client
+
+        object.__setattr__(self, "url", endpoint.usable_url(self.url, self.prefix))
         check(self, self.prefix)
-        check_variable(self.api_key_env, f"{self.prefix}api_key_env")
+        endpoint.check_variable(self.api_key_env, f"{self.prefix}api_key_env")
 
     def api_key(self) -> str:
+        from qrag_jax.llm.endpoint import read_key
+
         return read_key(self.api_key_env, f"{self.prefix}api_key_env")
-
-
-def _checked_url(url: str, prefix: str) -> str:
-    if url.startswith(UNIX):
-        if not Path(url.removeprefix(UNIX)).is_absolute():
-            raise InputError(f"{prefix}url is {url!r}; give the absolute path of a Unix socket.")
-        return url
-    parts = check_url(url, f"{prefix}url", "http://127.0.0.1:8000/v1", f"{prefix}api_key_env")
-    return (url if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1").rstrip("/")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,6 +12,7 @@ import os
 import re
 import urllib.parse
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from qrag_jax.errors import InputError
@@ -47,6 +48,16 @@ def check_url(url: str, field: str, example: str, key: str) -> urllib.parse.Spli
         fix = f"give a key through {key}" if key else f"give only those, as in {example}"
         raise InputError(f"{field} has more than server and path ({parts.hostname}); {fix}.")
     return parts
+
+
+def usable_url(url: str, prefix: str) -> str:
+    """The URL of a model server, with /v1 if it has no path; `prefix` is of its field."""
+    if url.startswith(UNIX):
+        if not Path(url.removeprefix(UNIX)).is_absolute():
+            raise InputError(f"{prefix}url is {url!r}; give the absolute path of a Unix socket.")
+        return url
+    parts = check_url(url, f"{prefix}url", "http://127.0.0.1:8000/v1", f"{prefix}api_key_env")
+    return (url if parts.path.strip("/") else f"{parts.scheme}://{parts.netloc}/v1").rstrip("/")
 
 
 def is_local(url: str) -> bool:

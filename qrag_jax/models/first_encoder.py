@@ -22,10 +22,10 @@ from tokenizers import normalizers, pre_tokenizers, processors
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import Count, InputError, Natural, Positive, least, one_of
 from qrag_jax.models.compute.precision import AUTO, FLOAT32, NAMES
+from qrag_jax.models.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.files import sentence_transformers
 from qrag_jax.models.files.model_folder import read_config, resolve_folder, trunk_folder
 from qrag_jax.models.files.weight_names import save_folder
-from qrag_jax.models.heads.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.pretrained import (
     Dropped,
     LoadedEncoder,

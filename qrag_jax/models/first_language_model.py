@@ -23,9 +23,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from qrag_jax.errors import Count, InputError, Natural, Positive, least, one_of
 from qrag_jax.models import pretrained
 from qrag_jax.models.compute.precision import AUTO, FLOAT32, NAMES
+from qrag_jax.models.embedding import LanguageModel
 from qrag_jax.models.files.model_folder import GENERATION, read_json, resolve_folder
 from qrag_jax.models.files.weight_names import save_folder
-from qrag_jax.models.heads.embedding import LanguageModel
 from qrag_jax.models.trunks.families import DECODERS, Qwen3Config
 from qrag_jax.models.trunks.transformer import REMAT_POLICIES, Params, Transformer
 from qrag_jax.runtime import hosts, own_code

@@ -23,9 +23,9 @@ from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError, Natural, Positive, Rule
 from qrag_jax.models.compute.lora import LORA_A, LORA_B
 from qrag_jax.models.compute.precision import precision
+from qrag_jax.models.embedding import LanguageModel, TextEncoder
 from qrag_jax.models.files.model_folder import TOKENIZER_FILES, open_tensors, read_config
 from qrag_jax.models.files.weight_names import LeafPath, NameTable, leaves_of, stored_params
-from qrag_jax.models.heads.embedding import LanguageModel, TextEncoder
 from qrag_jax.models.trunks.families import DECODERS, HEAD_NAME, family_of
 from qrag_jax.models.trunks.transformer import LAYERS, Params, Transformer
 from qrag_jax.runtime.config_fields import refusing_types

@@ -11,8 +11,8 @@ from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import chunk_width
 from qrag_jax.models.compute.packing import Blocks, choose_blocks
 from qrag_jax.models.compute.ragged import BlockShapes
+from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.models.first_encoder import EncoderConfig
-from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.rollouts.chunks import Actor, RolloutConfig, widths_of
 from qrag_jax.runtime.platform import Platform
 

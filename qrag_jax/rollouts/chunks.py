@@ -19,7 +19,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import BlockShapes, TokenRows, embed_rows
 from qrag_jax.models.compute.rope import rotate
-from qrag_jax.models.heads.embedding import Params, TextEncoder
+from qrag_jax.models.embedding import Params, TextEncoder
 from qrag_jax.policies import soft_q
 
 STATE, CHUNK = 0, 1  # order of the towers on the leading axis of the parameters

@@ -25,7 +25,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.lora import Adapted, attach
-from qrag_jax.models.heads.embedding import LanguageModel
+from qrag_jax.models.embedding import LanguageModel
 from qrag_jax.models.trunks.qwen3_cache import (
     APART,
     Cache,

@@ -36,8 +36,8 @@ from qrag_jax.llm.outcomes import Answer, CompletionRequest, Failure, Outcome, R
 from qrag_jax.llm.server.publish import Publisher, PublishError, Weights
 from qrag_jax.llm.server.server import Existing, Server, open_server
 from qrag_jax.models.compute.lora import LORA_B, Adapted, attach, merge
+from qrag_jax.models.embedding import LanguageModel
 from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.heads.embedding import LanguageModel
 from qrag_jax.models.pretrained import LoadedLanguageModel, LoraConfig, write_adapters
 from qrag_jax.models.trunks.transformer import Params
 from qrag_jax.rollouts import trajectories

@@ -19,8 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows
+from qrag_jax.models.embedding import Params, TextEncoder
 from qrag_jax.models.first_encoder import EncoderConfig
-from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.retrieval.towers import Rows
 from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.runtime.mesh import BATCH_AXES, replicate

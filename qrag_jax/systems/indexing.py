@@ -43,6 +43,7 @@ from qrag_jax.errors import InputError, Natural, least, one_of
 from qrag_jax.learners.state import both_towers, params_shardings
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.models.compute.lora import Adapted, folded
+from qrag_jax.models.embedding import Params, TextEncoder
 from qrag_jax.models.files.model_folder import resolve_folder
 from qrag_jax.models.files.sentence_transformers import (
     FLAGS,
@@ -52,7 +53,6 @@ from qrag_jax.models.files.sentence_transformers import (
 )
 from qrag_jax.models.files.weight_names import LeafPath, tensors_from_params
 from qrag_jax.models.first_encoder import EncoderConfig, load_encoder
-from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.models.trunks.transformer import LAYERS
 from qrag_jax.retrieval import bm25, corpus, faiss_index, index_folder

@@ -18,8 +18,8 @@ from qrag_jax.feedback.rewards import DEFERRED, METRICS, OWN, RewardConfig, rewa
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import LlmConfig
+from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.models.first_encoder import LEFT_OPEN, EncoderConfig
-from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.policies.soft_q import LEAST_BLOCK, SoftQConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.runtime import saved_config

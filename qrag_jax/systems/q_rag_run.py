@@ -33,10 +33,10 @@ from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.compute.rope import THETA
+from qrag_jax.models.embedding import Params, TextEncoder
 from qrag_jax.models.files import sentence_transformers
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.first_encoder import EncoderConfig, load_encoder, origin, prepare_encoder
-from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder, write_adapters
 from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers
 from qrag_jax.rollouts.chunks import CHUNK, STATE

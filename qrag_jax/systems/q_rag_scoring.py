@@ -31,7 +31,7 @@ from qrag_jax.metrics import facts
 from qrag_jax.metrics.bootstrap import columns_text
 from qrag_jax.metrics.rows import RETRIEVALS, Row, log_name
 from qrag_jax.models.compute.lora import Adapted
-from qrag_jax.models.heads.embedding import Params
+from qrag_jax.models.embedding import Params
 from qrag_jax.retrieval.towers import Towers
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.block_shapes import choose_block_shapes

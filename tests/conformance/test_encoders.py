@@ -22,9 +22,9 @@ from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import Precision
 from qrag_jax.models.compute.ragged import TokenRows
+from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.first_encoder import load_encoder, save_encoder
-from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import (
     ALL_LINEAR,
     LoadedEncoder,

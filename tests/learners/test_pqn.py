@@ -17,7 +17,7 @@ from qrag_jax.learners.two_towers import PQNGradient, Towers, make_play_step, ma
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes
-from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.rollouts.chunks import Actor, Draws, Trajectory
 from qrag_jax.rollouts.experience import Played, ScoredEpisodes
 from qrag_jax.runtime.mesh import replicate, shard_batch

@@ -22,9 +22,9 @@ from jax.sharding import NamedSharding, PartitionSpec
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.learners.state import Parts, place
 from qrag_jax.learners.update import Learner
+from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.models.files.model_folder import open_tensors, write_shards
 from qrag_jax.models.files.weight_names import expected_shapes, stored_params
-from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.trunks.families import BERT_TABLE, BertConfig
 from qrag_jax.models.trunks.transformer import Transformer
 from qrag_jax.rollouts.chunks import Actor

@@ -30,7 +30,7 @@ from qrag_jax.learners.token_policy import (
 )
 from qrag_jax.learners.two_towers import ImitationGradient, PQNGradient, TwoTowers, make_update
 from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.heads.embedding import Params
+from qrag_jax.models.embedding import Params
 from qrag_jax.models.trunks.families import BertConfig, Qwen3Config
 from qrag_jax.models.trunks.transformer import HEAD, Transformer
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig, log_prob, pool_logits

@@ -17,7 +17,7 @@ import numpy as np
 from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.models.compute.dropout import TokenDropout, row_digests, token_digests, trunk_keys
 from qrag_jax.models.compute.packing import padded_layout
-from qrag_jax.models.heads.embedding import LAST, TextEncoder
+from qrag_jax.models.embedding import LAST, TextEncoder
 from qrag_jax.models.pretrained import LoraConfig, new_adapters
 from qrag_jax.models.trunks.families import BERT_TABLE, Qwen3Config
 from qrag_jax.models.trunks.transformer import WORDS, Transformer

@@ -22,7 +22,7 @@ from qrag_jax.models.compute.packing import Blocks, _sorted_sums, add_rows, choo
 from qrag_jax.models.compute.precision import Precision, precision
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, first_of_its_kind
 from qrag_jax.models.compute.rope import rotate
-from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.runtime.platform import Platform
 from tests.episodes_maker import FIRST_WORD, VOCAB, tiny_encoder, tower
 from tests.reference import rotated

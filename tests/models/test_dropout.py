@@ -28,9 +28,9 @@ from qrag_jax.models.compute.dropout import (
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows
+from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.first_encoder import EncoderConfig, load_encoder, with_new_adapters
-from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import ALL_LINEAR, LoadedEncoder, LoraConfig, target_modules
 from qrag_jax.runtime import mesh as meshes
 from qrag_jax.runtime.mesh import shardings_of

@@ -23,8 +23,8 @@ from qrag_jax.learners.two_towers import PQNGradient, Towers
 from qrag_jax.learners.update import Sums
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes
+from qrag_jax.models.embedding import Params
 from qrag_jax.models.first_encoder import ScratchConfig, load_encoder, make_scratch_folder
-from qrag_jax.models.heads.embedding import Params
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.retrieval.towers import RowForm
 from qrag_jax.retrieval.towers import Towers as TextTowers

@@ -20,7 +20,7 @@ from scipy.special import log_softmax
 from qrag_jax.errors import InputError
 from qrag_jax.llm.client import Client
 from qrag_jax.llm.config import ClientConfig
-from qrag_jax.models.heads.embedding import LanguageModel
+from qrag_jax.models.embedding import LanguageModel
 from qrag_jax.models.trunks import qwen3_cache
 from qrag_jax.models.trunks.families import Qwen3Config
 from qrag_jax.models.trunks.transformer import Transformer

@@ -18,8 +18,8 @@ from transformers import AutoModel
 
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import TokenRows, pull_back
+from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.models.files.model_folder import read_config
-from qrag_jax.models.heads.embedding import TextEncoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime import mesh as meshes
 from tests.support.torch_encoder import model_options

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from qrag_jax.models.heads.embedding import CLS, LAST, TextEncoder
+from qrag_jax.models.embedding import CLS, LAST, TextEncoder
 from qrag_jax.models.trunks.families import FAMILIES
 
 LEARNING_RATE, BETAS, EPS, DECAY = 1e-5, (0.9, 0.98), 1e-6, 0.01  # of AdamW, for both sides

@@ -22,8 +22,8 @@ from qrag_jax.data.episodes import EpisodeBatch
 from qrag_jax.feedback.facts import FactReward
 from qrag_jax.learners.config import PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule
+from qrag_jax.models.embedding import Params, TextEncoder
 from qrag_jax.models.files.weight_names import tensors_from_params
-from qrag_jax.models.heads.embedding import Params, TextEncoder
 from qrag_jax.models.trunks.families import BERT_TABLE, BertConfig
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 from tests.support.torch_encoder import pool

@@ -31,7 +31,7 @@ from qrag_jax.models.compute.packing import (
     next_block,
     packed_layout,
 )
-from qrag_jax.models.heads.embedding import TextEncoder
+from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.models.trunks.transformer import WORDS, Params
 from qrag_jax.runtime.mesh import (
     DATA,

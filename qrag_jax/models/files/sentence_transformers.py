@@ -12,6 +12,7 @@ from tokenizers.processors import TemplateProcessing
 
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
+from qrag_jax.models.embedding import CLS, LAST, MEAN
 from qrag_jax.models.files.model_folder import (
     MODEL_CONFIG,
     MODULES,
@@ -21,7 +22,6 @@ from qrag_jax.models.files.model_folder import (
     read_modules,
     trunk_folder,
 )
-from qrag_jax.models.heads.embedding import CLS, LAST, MEAN
 from qrag_jax.runtime.pretrained_files import auto_tokenizer
 from qrag_jax.runtime.whole_files import inside, write_json
 

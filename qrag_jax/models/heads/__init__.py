@@ -1,1 +1,0 @@
-"""Heads on a trunk: at present only the text embedding."""
