@@ -112,6 +112,24 @@ def test_preferences_of_an_iteration(commands: Commands, leret: Path, tmp_path: 
     assert "--iteration=3" in refusal(commands.run(*given, "--iteration=3"))
 
 
+def test_a_training_begins_with_a_file_of_pairs(commands: Commands, tmp_path: Path) -> None:
+    """Nothing is tried; a pair that is too long for the room is left out."""
+    row = {"prompt": "Where does it rain?", "chosen": "oslo", "rejected": "berg"}
+    rows, workdir = [row, row | {"rejected": "rain " * 300}], tmp_path / "run"
+    file = write_lines(tmp_path / "pairs.jsonl", rows)
+    given = (*COURSES["leret"].fields, "--config.iterations=1", f"--config.pairs.path={file}")
+    given = ("train", *given, "--config.stages=sft,preference", f"--workdir={workdir}")
+    output = commands.succeed(*given)
+    assert f"1 pairs of {file}, 1 are too long" in output
+    assert not (workdir / "tries" / "iteration-1" / "hop-1.jsonl").exists()
+    margins = [row["train/margin"] for row in metric_lines(workdir) if "train/margin" in row]
+    assert margins[-1] > margins[0]
+    write_lines(file, [row, row | {"chosen": 5}])
+    assert "pairs.jsonl:2: field 'chosen'" in refusal(commands.run(*given))
+    write_lines(file, [row])
+    assert "the data (pairs)" in refusal(commands.run(*given))
+
+
 def test_answers_over_the_final_pools(commands: Commands, leret: Path, tmp_path: Path) -> None:
     def counts(call: Call) -> Reply:
         return Reply(f"Final answer: {call.prompt.count('# ')} passages")

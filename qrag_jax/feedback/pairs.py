@@ -24,8 +24,10 @@ import hashlib
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Annotated, NamedTuple
 
+from qrag_jax.data.records import TEXT, get, read_records, refused
 from qrag_jax.environments.queries import SEARCHED
 from qrag_jax.errors import InputError, one_of
 from qrag_jax.metrics import ranking
@@ -174,6 +176,9 @@ PAIRED, ALL_SOLVED, ALL_ZERO, TIED, UNPAIRED, UNSCORED = REASONS
 class PairsConfig:
     """Section `pairs`: which queries are preferred to which."""
 
+    # File of pairs (JSON lines with TRL's columns prompt, chosen, rejected, as qrag predict
+    # --preferences writes them) of which the first iteration learns; "": it learns from tries, too
+    path: str = ""
     # A query that has one of these in it repeats the prompt's passages, and is dropped
     degenerate: tuple[str, ...] = ("Passages found so far", "[1]")
 
@@ -182,6 +187,19 @@ class PairsConfig:
             raise InputError(
                 "config.pairs.degenerate has an empty text, which is in every query; leave it out."
             )
+
+
+COLUMNS = ("prompt", "chosen", "rejected")  # TRL's
+
+
+def read_pairs(path: Path) -> list[tuple[str, str, str]]:
+    """The pairs of a file of records, as `COLUMNS`; a prompt is text of the chat template."""
+    pairs = list[tuple[str, str, str]]()
+    for where, row in read_records(path):
+        with refused(where):
+            prompt, chosen, rejected = (get(row, TEXT, name) for name in COLUMNS)
+        pairs.append((prompt, chosen, rejected))
+    return pairs
 
 
 class Pair(NamedTuple):

@@ -96,6 +96,12 @@ class Speech:
             ids = ids[:-1]
         return self.tokenizer.decode(ids, skip_special_tokens=False)
 
+    def turn_of(self, observed: np.ndarray, text: str) -> trajectories.Turn:
+        """A turn in which the policy says this text and ends, without log-probabilities."""
+        sampled = np.append(self.scaffold.ids(text), np.int32(self.scaffold.stop_ids[0]))
+        nothing = np.zeros(len(sampled), np.float32)
+        return trajectories.Turn(observed, sampled, nothing, trajectories.STOP)
+
 
 class Start(NamedTuple):
     task: Any  # a `Task`, as the agent plays it
@@ -360,13 +366,7 @@ def encoded(talk: Talk, speech: Speech) -> Episode:
             observed = scaffold.after(turns[-1].sampled, messages)
         else:
             observed = scaffold.opening(messages)
-        ids = speech.tokenizer(text, add_special_tokens=False).input_ids
-        sampled = np.array([*ids, scaffold.stop_ids[0]], np.int32)
-        turns.append(
-            trajectories.Turn(
-                observed, sampled, np.zeros(len(sampled), np.float32), trajectories.STOP
-            )
-        )
+        turns.append(speech.turn_of(observed, text))
     length = sum(len(turn.observed) + len(turn.sampled) for turn in turns)
     if length > speech.room:
         raise ValueError(f"a script has {length} tokens, and there is room for {speech.room}")

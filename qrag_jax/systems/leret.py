@@ -29,7 +29,7 @@ from qrag_jax.environments import queries
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import query_evaluation
-from qrag_jax.feedback.pairs import check_found, check_pairs, report_of
+from qrag_jax.feedback.pairs import COLUMNS, check_found, check_pairs, read_pairs, report_of
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_policy import row_log_probs
 from qrag_jax.llm.text import prompts
@@ -57,6 +57,7 @@ from qrag_jax.systems.leret_tries import (
     PlayBy,
     Trying,
     by_rule,
+    lessons_in,
     lessons_of,
     search_hops,
     states_of,
@@ -129,6 +130,10 @@ def load_inputs(
         script = queries.demonstration_scripts().QueryScript.of(
             made["train"], library, settings.gold_by, prompt
         )
+    data = {"prompt": prompt.prompt.fingerprint, "corpus": library.corpus.digest}
+    if (path := config.pairs.path) and trains:
+        pairs = read_pairs(Path(path).expanduser())
+        data["pairs"] = token_system.fingerprint(pairs)
     return token_system.token_inputs(
         config,
         workdir,
@@ -141,7 +146,8 @@ def load_inputs(
         asks=lambda state: [prompt.messages(state.asked_by(n)) for n in range(len(prompt.names))],
         library=library,
         script=script,
-        data={"prompt": prompt.prompt.fingerprint, "corpus": library.corpus.digest},
+        pairs=pairs if path and trains else (),
+        data=data,
     )
 
 
@@ -214,9 +220,13 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         assert self._lessons is not None
         lessons, longest = self._lessons.of[plan.kind], self._lessons.longest
         if not lessons:
+            fix = "config.tries.prompts or samples, or config.sampling.temperature"
+            if self._from_file(plan.iteration):
+                fix = "config.sampling.room, or give config.pairs.path with others"
+            long = self._lessons.too_long
             raise InputError(
-                f"the tries gave nothing to learn from for the stage {plan.kind}; raise "
-                "config.tries.prompts or samples, or config.sampling.temperature, or leave it out."
+                f"there is nothing to learn from for the stage {plan.kind} ({long} prompts are too "
+                f"long); raise {fix}, or leave the stage out."
             )
         # The shape depends on the tries, and not on when the run was begun.
         members = len(lessons[0].queries)
@@ -233,6 +243,11 @@ class Leret(token_system.TokenSystem[LeretConfig]):
 
         The state has the weights that make what is missing; None: these are gone.
         """
+        if self._from_file(iteration):
+            lessons = lessons_in(self.inputs.pairs, self.inputs.speech)
+            count, path = len(lessons.of[PREFERENCE]), self.config.pairs.path
+            log(f"iteration {iteration}: {count} pairs of {path}, {lessons.too_long} are too long")
+            return lessons
         play = None if state is None else self.play_by(self.weights(state), stop)
         tries, shown = self.trying.iteration(iteration, play, stop)
         check_found(tries)
@@ -294,8 +309,18 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         lessons, first = self._taught.lessons, stage.plan.first
         how = len(lessons), self._size(stage), self.config.seed + first
         drawn = questions_at(step - first, *how)
-        asked = [self.trying.asked[lessons[number].question] for number in drawn[:, 0]]
+        asked = [lessons[number].question for number in drawn[:, 0]]
+        if not self._from_file(stage.plan.iteration):
+            asked = [self.trying.asked[place] for place in asked]
         return np.insert(drawn, 1, asked, axis=1)
+
+    def names(self, numbers: Sequence[int], step: int) -> list[str]:
+        if self._from_file(self.stage_at(step - 1).plan.iteration):
+            return [f"pair {number}" for number in numbers]
+        return super().names(numbers, step)
+
+    def _from_file(self, iteration: int) -> bool:
+        return iteration == 1 and bool(self.config.pairs.path)
 
     def _played(
         self, weights: Any, numbers: Sequence[int], step: int, stop: StopSignal
@@ -403,9 +428,9 @@ before_devices, check = LeretConfig.before_devices, LeretConfig.of
 
 
 def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, int]:
-    """Writes the pairs of an iteration's tries as JSON lines: `prompt`, `chosen`, `rejected`.
+    """Writes the pairs of an iteration's tries as JSON lines with the columns `COLUMNS`.
 
-    These are the columns that TRL's `DPOTrainer` reads. `prompt` is the text of the bare prompt.
+    TRL's `DPOTrainer` reads them, and so does `config.pairs.path`; a prompt is the bare one's text.
     The tries are read from the run's folder, in which nobody may train meanwhile, and are paired as
     the run pairs them. Weights of pairs are not in the file.
 
@@ -413,9 +438,11 @@ def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, in
         Numbers of pairs, of states that have some, and of those that have none.
     """
     config = system.config
-    if not 1 <= iteration <= config.iterations:
+    first = 2 if config.pairs.path else 1
+    if not first <= iteration <= config.iterations:
         raise InputError(
-            f"--iteration={iteration}: the run has the iterations 1 to {config.iterations}."
+            f"--iteration={iteration}: the run has tries of the iterations {first} to "
+            f"{config.iterations}."
         )
     with run_lock(system.workdir):
         tries, shown = system.trying.iteration(iteration, None, StopSignal())
@@ -429,6 +456,7 @@ def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, in
         for pair in state.pairs:
             chosen, rejected = (state.queries[n].query for n in (pair.winner, pair.loser))
             # ASCII alone, so that half surrogate pairs, which models do write, survive.
-            lines.append(json.dumps({"prompt": text, "chosen": chosen, "rejected": rejected}))
+            row = dict(zip(COLUMNS, (text, chosen, rejected), strict=True))
+            lines.append(json.dumps(row))
     write_whole(path, "".join(f"{line}\n" for line in lines))
     return len(lines), len(paired), len(states) - len(paired)

@@ -88,9 +88,9 @@ class LeretConfig(token_config.TokenConfig):
     IMITATION: ClassVar[str] = SCRIPT
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (*saved_config.FREE_FIELDS, "tries.max_failed_share")
     PATHS: ClassVar[tuple[str, ...]] = (
-        *("questions.train", "questions.dev", "search.corpus", "model.path"),
+        *("questions.train", "questions.dev", "search.corpus", "model.path", "pairs.path"),
     )
-    iterations: Count = 2  # how often tries are made and learned from
+    iterations: Count = 2  # how often tries are made and learned from; see config.pairs.path, too
     # script: imitate scripted styles, once; then in each iteration sft: imitate the best tries, and
     # preference: learn from pairs of tries
     stages: Annotated[tuple[str, ...], some_of(STAGES, ordered=True)] = STAGES
@@ -116,14 +116,20 @@ class LeretConfig(token_config.TokenConfig):
         alike = "so several tries of one prompt would be alike; raise it, or take one"
         ids = f"which gives ids alone; use {BM25!r} or another engine"
         repeats = tries.samples > 1 or tries.ways == BARE_ONLY
+        tried, examples = self.iterations > 1 or not self.pairs.path, tries.ways == FEW_SHOT
+        late = (
+            "and prompts with examples are made by the first weights; use other config.tries.ways, "
+            "or one iteration"
+        )
         refuse(
             self,
             (self.search.engine == REMOTE, "search.engine", ids),
             (asked.bridge_corpus < asked.bridge_train, "questions.bridge_corpus", few),
-            (len(tries.variants) * tries.samples < 2, "tries.samples", alone),
+            (tried and len(tries.variants) * tries.samples < 2, "tries.samples", alone),
             (scripted and asked.train != token_config.BRIDGE, "questions.train", other),
-            (tries.ways == STYLED and not scripted, "tries.ways", unknown),
-            (repeats and not self.sampling.temperature, "sampling.temperature", alike),
+            (tried and tries.ways == STYLED and not scripted, "tries.ways", unknown),
+            (tried and repeats and not self.sampling.temperature, "sampling.temperature", alike),
+            (tried and examples and self.pairs.path, "pairs.path", late),
         )
         few_shot = self.few_shot
         if self.tries.ways == FEW_SHOT:

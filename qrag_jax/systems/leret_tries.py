@@ -358,7 +358,7 @@ class Lesson(NamedTuple):
     """A query to imitate; or a pair of them behind one prompt, the better one first."""
 
     queries: tuple[Segment, ...]
-    question: int  # its place among those that are tried
+    question: int  # its place among those that are tried; of a file of pairs, that of its pair
 
 
 class Lessons(NamedTuple):
@@ -406,3 +406,19 @@ def lessons_of(
 def _turn(opening: np.ndarray, query: Try) -> Turn:
     ids = np.array(query.sampled, np.int32)
     return Turn(opening, ids, np.zeros(len(ids), np.float32), STOP)
+
+
+def lessons_in(texts: Sequence[tuple[str, str, str]], speech: Speech) -> Lessons:
+    """What pairs of a file teach; imitated is what no pair of its prompt rejects."""
+    imitated, pairs, too_long = dict[tuple[str, str], Lesson](), list[Lesson](), 0
+    worse = {(prompt, rejected) for prompt, _, rejected in texts}
+    for place, (prompt, *both) in enumerate(texts):
+        opening = speech.scaffold.ids(prompt)
+        turns = [speech.turn_of(opening, text) for text in both]
+        if len(opening) + max(len(turn.sampled) for turn in turns) > speech.room:
+            too_long += 1
+            continue
+        pairs.append(Lesson(tuple((turn,) for turn in turns), place))
+        if (best := (prompt, both[0])) not in worse:
+            imitated.setdefault(best, Lesson(((turns[0],),), place))
+    return Lessons({SFT: [*imitated.values()], PREFERENCE: pairs}, [], too_long)

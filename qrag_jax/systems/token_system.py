@@ -79,6 +79,7 @@ class TokenInputs:
     test: Any = ()
     drawn: Any = None  # of all evaluation questions, those of `dev`; see `systems.config.drawn`
     script: Any = None  # what is demonstrated; None: nothing is
+    pairs: Sequence[tuple[str, str, str]] = ()  # of LeReT, from a file
     data: dict[str, str]  # content keys
 
 
