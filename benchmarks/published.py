@@ -241,9 +241,9 @@ train_musique.py: model.path='Qwen/Qwen2.5-7B-Instruct'; model.lora.rank=16;
 verifiers 0.1.4: grpo.clip_low=0.2; grpo.clip_high=0.2; tools.truncated='masked'
 an epoch of 19,938 questions: train.steps=2492
 vf_musique: tasks.easy_first=True; tasks.noise_rate=1.0; tools.max_turns=10; tools.top_n=2;
-    tools.retriever='interleaved'; rubric.em=0.9; rubric.f1=1.0; rubric.recall=1.0;
+    search.engine='interleaved'; rubric.em=0.9; rubric.f1=1.0; rubric.recall=1.0;
     rubric.precision=0.4; rubric.citation=0.6; rubric.format=0.1; rubric.hops='times_half'
-services: tools.encoder='BAAI/bge-reranker-v2-m3' -> 'minilm' because it needs no server
+services: search.encoder='BAAI/bge-reranker-v2-m3' -> 'minilm' because it needs no server
 verifiers 0.1.4: tools.staleness=1 -> 0 because the device that learns samples, by its weights
 """
 # "CONFIG:VARIANT" → its groups, besides one of its own name; a later one's constant replaces an

@@ -99,8 +99,8 @@ def _published(config: ConfigDict) -> None:
         train="bdsaglam/musique,answerable,train", dev="bdsaglam/musique-mini,answerable,validation"
     )
     config.tasks.easy_first = True
-    config.tools.update(retriever="interleaved", top_n=2, turn_tokens=1024)
-    config.tools.update(encoder="minilm", truncated="masked")
+    config.tools.update(top_n=2, turn_tokens=1024, truncated="masked")
+    config.search.update(engine="interleaved", encoder="minilm")
     config.sampling.update(temperature=0.5, room=9344, chunk=512)
     config.grpo.update(members=8, longest=9344)  # its max_seq_len
     config.train.update(steps=2492, batch_size=8, eval_every=100, checkpoint_every=100)

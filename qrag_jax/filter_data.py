@@ -30,7 +30,7 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.harr import INDEX, PASSAGES
+from qrag_jax.systems.harr import INDEX
 from qrag_jax.systems.harr_config import HarrConfig
 from qrag_jax.systems.harr_scoring import AT_ONCE, opened_run
 from qrag_jax.systems.scoring import Questions, Way, check_trained, resumable, saved_params
@@ -91,7 +91,6 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
         # Encoder and index next to the log are of other settings.
         for name in (FOLDER, INDEX):
             shutil.rmtree(folder / name, ignore_errors=True)
-        (folder / PASSAGES).unlink(missing_ok=True)
         begin(log, settings)
     with opened_run(config, folder) as (system, stop):
         inputs = system.inputs

@@ -61,7 +61,7 @@ QUESTIONS = flags.DEFINE_string(
     "Questions: bridge, or path,config,split;…; default config.questions.dev. Of DeepRetrieval: "
     "file of queries, .txt, .json or .jsonl; default config.queries.test.",
 )
-RETRIEVER = flags.DEFINE_string("retriever", None, "Default config.tools.retriever.")
+RETRIEVER = flags.DEFINE_string("retriever", None, "Default config.search.engine.")
 PREFERENCES = flags.DEFINE_string(
     "preferences", None, "Of LeReT: file of the pairs of --iteration, NAME.jsonl; plays nothing."
 )
@@ -155,7 +155,7 @@ def _config() -> tuple[Path | None, ConfigDict]:
     if QUESTIONS.value and "questions" in config:
         config.questions.dev = QUESTIONS.value
     if RETRIEVER.value:
-        config.tools.retriever = RETRIEVER.value
+        config.search.engine = RETRIEVER.value
     return workdir, config
 
 

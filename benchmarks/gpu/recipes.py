@@ -122,7 +122,7 @@ class Recipe:
 _EIGHT = ((1, 8, 1),)
 _LORA = {"encoder.lora.rank": 16, "encoder.remat": "layers"}
 _BRIDGE = {"questions.train": "bridge", "questions.dev": "bridge", "questions.bridge_train": 64}
-_RLVR = _BRIDGE | {"tools.retriever": "bm25", "tasks.easy_first": False}
+_RLVR = _BRIDGE | {"search.engine": "bm25", "tasks.easy_first": False}
 # A small tokenizer's prompts are longer.
 _TALKATIVE = {"queries.train": "talkative", "queries.test": "talkative", "sampling.room": 2048}
 SMALL = ((1, 2, 1),)

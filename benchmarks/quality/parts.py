@@ -190,7 +190,7 @@ LONG = (
 # ---------------------------------------------------------------- agents and language models
 
 AGENT_DATA = ("data.path={data}/2wikimultihopqa",)
-AGENT_CORPUS = ("corpus.path={data}/2wikimultihopqa/open_corpus.jsonl.gz",)
+AGENT_CORPUS = ("search.corpus={data}/2wikimultihopqa/open_corpus.jsonl.gz",)
 # 64 episodes a step by both: groups of 8 of one question, or one of each question. A step of PPO
 # takes about six times as long.
 BATCHES = {
@@ -226,7 +226,7 @@ RLVR = (
         fields=("eval.part=all",),
         flags=(
             *("--checkpoint=last", "--retrievers=bm25,golden,semantic,hybrid"),
-            "--config.tools.encoder=minilm",
+            "--config.search.encoder=minilm",
         ),
         ways={
             MAIN: "last-*/bm25.jsonl",
@@ -416,7 +416,7 @@ def _rows(where: str) -> tuple[Part, ...]:
                 "agent",
                 config=f"configs/harr_{algorithm}.py:minilm",
                 fields=(
-                    *("data.path={choosing}", "corpus.path={corpus}", "eval.best_by=recall"),
+                    *("data.path={choosing}", "search.corpus={corpus}", "eval.best_by=recall"),
                     *("eval.part=all", *BATCHES[algorithm]),
                 ),
                 flags=("--checkpoint=best", "--config.data.path={testing}"),
@@ -476,9 +476,9 @@ def _rows(where: str) -> tuple[Part, ...]:
             first=("stages=sft",),
             fields=(
                 *("model.path={imitated}", "stages=grpo", "sampling.room=1280", *named),
-                *("tools.corpus={index}", "eval.best_by=recall", "eval.part=all"),
+                *("search.index={index}", "eval.best_by=recall", "eval.part=all"),
             ),
-            flags=(f"--questions={asked}", "--config.tools.corpus={index}"),
+            flags=(f"--questions={asked}", "--config.search.index={index}"),
             ways={MAIN: "best", "after imitation": "first"},
             compared=("after imitation", bm25),
             optional=where != TWO_WIKI,  # an hour a training

@@ -123,10 +123,12 @@ class ExactIndex:
         corpus: StoredCorpus,
         mesh: Mesh | None = None,
         encoder: str | None = None,
+        storage: str = "",
     ) -> ExactIndex:
+        """`storage`: see `__init__`; "": as the index says."""
         digest = corpus.digest
         said, vectors = open_vectors(folder, engine=EXACT, corpus=digest, encoder=encoder)
-        return cls(corpus, vectors, mesh, said.settings.get("storage", FLOAT32))
+        return cls(corpus, vectors, mesh, storage or said.settings.get("storage", FLOAT32))
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """The k passages with the highest inner products, of those that agree with `where`."""

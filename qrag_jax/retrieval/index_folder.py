@@ -264,6 +264,7 @@ class IndexAt:
     folder: Path  # of the index, whose current version it becomes
     engine: str = ""  # one of `ENGINES`; "": the first that the asker prefers and the folder has
     url: str = ""  # of the Qdrant server, whose engine it asks for; "": as when it was built
+    storage: str = ""  # numbers on jax's devices, see `exact.STORAGES`; "": as when it was built
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", version(self.folder))
@@ -318,13 +319,15 @@ class IndexAt:
         if self.engine == EXACT:
             from qrag_jax.retrieval.exact import ExactIndex  # needs jax
 
-            return ExactIndex.open(at / EXACT, corpus)
+            return ExactIndex.open(at / EXACT, corpus, storage=self.storage)
         if self.engine == QDRANT:
             from qrag_jax.retrieval.qdrant import QdrantIndex
 
             return QdrantIndex.open(at / QDRANT, corpus, url=self.url, encoder=by)
         if self.engine == HYBRID:
-            return FusedIndex([IndexAt(at, name).open() for name in (BM25, EXACT)])
+            return FusedIndex(
+                [dataclasses.replace(self, engine=name).open() for name in (BM25, EXACT)]
+            )
         about: dict[str, Any] = {"engine": EXACT, "corpus": corpus.digest}
         if self.engine == SCAN:
             return ScanIndex(corpus, open_vectors(at / EXACT, **about)[1])

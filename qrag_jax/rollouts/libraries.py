@@ -68,7 +68,7 @@ class ServiceLibrary:
     """See `token_episodes.Library`: a server as Search-R1's, whose gold is known by its text."""
 
     def __init__(self, url: str) -> None:
-        check_url(url, "config.tools.corpus", "http://127.0.0.1:8000/retrieve", "")
+        check_url(url, "config.search.index", "http://127.0.0.1:8000/retrieve", "")
         self._url, self._server = url, Endpoint(url.rstrip("/").removesuffix("/retrieve"))
 
     def look(self, asked: Sequence[tuple[ToolTask, Look]]) -> list[tuple[Document, ...] | Failure]:

@@ -29,7 +29,7 @@ from qrag_jax.retrieval.pubmed import RemoteEngineConfig
 from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.systems.config import ALL, HalvedEvalConfig, refuse
-from qrag_jax.systems.search import REMOTE, SearchConfig
+from qrag_jax.systems.search import REMOTE, SearchConfig, of_corpus
 from qrag_jax.systems.token_config import PlayedConfig, ScriptConfig, TokenConfig
 
 TALKATIVE = "talkative"  # in place of data: queries that are made here
@@ -130,7 +130,7 @@ class RewriteConfig(TokenConfig):
         *("rollout.max_failed_share", "queries.test", "engine.", "guards."),
     )
     PATHS: ClassVar[tuple[str, ...]] = (
-        *("queries.train", "queries.dev", "search.corpus", "model.path"),
+        *("queries.train", "queries.dev", "search.index", "search.corpus", "model.path"),
     )
     # script: imitate scripted rewritings; then rl: learn from what queries find; or one of them
     stages: Annotated[tuple[str, ...], some_of(STAGES, ordered=True)] = STAGES
@@ -172,6 +172,7 @@ class RewriteConfig(TokenConfig):
                 "queries.made_corpus",
                 f"{block}config.queries.made_train, {made.made_train}, up",
             ),
+            *of_corpus(self.search, REMOTE),
             (left.most_words < left.least_words, "dropped.most_words", fewer),
             (scored.best_by not in scored.measures, "eval.best_by", unscored),
             (remote and SCRIPT in self.stages, "stages", f"{ids}; set it to {RL}"),
@@ -192,7 +193,8 @@ class RewriteConfig(TokenConfig):
 
     @classmethod
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
-        return [*super().unread(fields), "search.gold_by", "search.clean"]
+        unread = ("gold_by", "clean", "rerank_url", "rerank_model")
+        return [*super().unread(fields), *(f"search.{name}" for name in unread)]
 
     @property
     def rule(self) -> TokenPPOConfig | TokenGRPOConfig:

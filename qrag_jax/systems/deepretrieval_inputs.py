@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +19,15 @@ from qrag_jax.environments.queries import RewriteAgent, demonstration_scripts
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewrite import RewriteReward
 from qrag_jax.llm.text import prompts
-from qrag_jax.retrieval import corpus
 from qrag_jax.retrieval.boolean_search import parse_boolean
-from qrag_jax.retrieval.index_folder import BOOLEAN, CORPUS
+from qrag_jax.retrieval.index_folder import BOOLEAN
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.pubmed import RemoteEngine
-from qrag_jax.rollouts.libraries import KeptResults, RemoteLibrary
+from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, RemoteLibrary
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
-from qrag_jax.systems.search import (
-    OWN,
-    REMOTE,
-    Collections,
-    SearchLibrary,
-    open_collections,
-    passages_of,
-)
+from qrag_jax.systems.search import OWN, REMOTE, Collections, SearchLibrary, open_search
 from qrag_jax.systems.token_system import TokenInputs, fingerprint, token_inputs
 
 SEARCH = "search"  # corpora and indexes, in the run's folder
@@ -77,7 +68,7 @@ def load_inputs(
         library = RemoteLibrary(RemoteEngine(config.engine))
         data["search"] = library.engine.digest
     elif listed is not None:
-        library = asked.indexed(folder)
+        library = asked.opened({*asked.corpora}, folder)
         only = next(iter(library.by_name)) if len(library.by_name) == 1 else ""
         parts["test"] = [
             dataclasses.replace(q, collection=q.collection or only) for q in parts["test"]
@@ -85,8 +76,8 @@ def load_inputs(
     else:
         trained = {query.collection for name in ("train", "dev") for query in parts[name]}
         named = trained | {query.collection for query in parts["test"]}
-        begun = search is not None or has_begun(workdir)
-        library = open_collections(config.search, asked.passages(named), folder, begun=begun)
+        begun = search is None and has_begun(workdir)
+        library = asked.opened(named, folder, begun=begun)
         for name, part in parts.items():
             field = f"config.queries.{'train' if name == 'dev' and not queries.dev else name}"
             parts[name] = asked.on_corpora(part, field, library)
@@ -153,7 +144,6 @@ class _Asked:
     """The queries of a config, and what they search."""
 
     config: RewriteConfig
-    folders: dict[str, Path] = dataclasses.field(default_factory=dict)  # of collections, by name
 
     @functools.cached_property
     def made(self) -> tuple[dict[str, list[Sample]], list[Any], list[Passage]]:
@@ -195,36 +185,44 @@ class _Asked:
         for part in parse_parts(text, WITHOUT):
             read, report = read_judged_queries(part)
             log(report.summary())
-            folder = Path(part.path).expanduser().resolve()
-            name = folder.name if is_collection(folder) else ""
-            known = self.folders.setdefault(name, folder) if name else folder
-            if name in (_MADE, OWN) or known != folder:
-                raise InputError(
-                    f"{part.path} is a collection of the name {name}, as is "
-                    f"{known if known != folder else 'one of the run itself'}; rename the folder."
-                )
+            name = _collection(str(Path(part.path).expanduser().resolve()))
             found += [dataclasses.replace(each, collection=name) for each in read]
         return found
 
-    def passages(self, named: set[str]) -> dict[str, Callable[[], Iterable[Passage]]]:
-        """What gives the passages of each of these collections."""
-        search = self.config.search
-        if "" in named and not search.corpus and not search.index:
+    @functools.cached_property
+    def corpora(self) -> dict[str, str]:
+        """The corpora of the collections that the config names; "": section `search` has it."""
+        queries, search, found = self.config.queries, self.config.search, dict[str, str]()
+        if search.index or search.corpus:
+            found[""] = ""
+        for text in filter(None, (queries.train, queries.dev, queries.test)):
+            if text == TALKATIVE:
+                found[_MADE] = ""
+                continue
+            for part in parse_parts(text, WITHOUT):
+                path = str(Path(part.path).expanduser().resolve())
+                if (name := _collection(path)) and found.setdefault(name, path) != path:
+                    raise InputError(
+                        f"{part.path} is a collection of the name {name}, as is "
+                        f"{found[name] or 'one that is made here'}; rename the folder."
+                    )
+        return found
+
+    def opened(self, named: set[str], folder: Path, *, begun: bool = True) -> Collections:
+        """What is searched, by the names of the collections; what is made is in a folder's."""
+        search, found = self.config.search, dict[str, CorpusLibrary]()
+        if "" in named - {*self.corpora}:
             raise InputError(
                 "queries in rows need documents; give config.search.corpus or search.index."
             )
-        found: dict[str, Callable[[], Iterable[Passage]]] = {
-            name: partial(passages_of, str(self.folders[name]) if name else search.corpus)
-            for name in sorted(named - {_MADE})
-        }
-        return found | ({_MADE: lambda: self.made[2]} if _MADE in named else {})
-
-    def indexed(self, folder: Path) -> Collections:
-        """What the run has indexed, by the names of its collections."""
-        there = sorted(folder.glob(f"*/{CORPUS}/{corpus.NAME}"))
-        names = ["" if path.parents[1].name == OWN else path.parents[1].name for path in there]
-        found = dict.fromkeys(["", *names] if self.config.search.index else names)
-        return open_collections(self.config.search, found, folder)
+        for name in sorted(named):
+            own = search
+            if name:
+                own = dataclasses.replace(search, index="", corpus=self.corpora[name])
+            found[name] = open_search(
+                own, lambda: self.made[2], folder / (name or OWN), begun=begun
+            )
+        return Collections(found)
 
     def on_corpora(
         self, queries: Sequence[Sample], field: str, library: Collections
@@ -240,13 +238,18 @@ class _Asked:
                 about = f"config.search.{'index' if search.index else 'corpus'}"
                 fix = f"give the corpus that they are about in {field}"
                 if name:
-                    about, fix = f"the corpus of {self.folders[name]}", f"{fix} or in that folder"
+                    about, fix = f"the corpus of {self.corpora[name]}", f"{fix} or in that folder"
                 named = {"field": field, "corpus": about, "fix": fix}
                 own, summary = check_in_corpus(own, known, search.max_missing_share, **named)
                 if summary:
                     log(f"{name or 'queries'}: {summary}")
             kept += own
         return kept
+
+
+def _collection(path: str) -> str:
+    """The name of a folder in BEIR's layout; "": it is none."""
+    return Path(path).name if is_collection(Path(path)) else ""
 
 
 def digest_of(tasks: Sequence[Sample]) -> str:

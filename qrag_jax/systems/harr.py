@@ -44,10 +44,10 @@ from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.first_encoder import FOLDER, check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.policies.plackett_luce import NOTHING
-from qrag_jax.retrieval.corpus import NAME as CORPUS_MANIFEST
 from qrag_jax.retrieval.corpus import StoredCorpus, names_of
 from qrag_jax.retrieval.exact import ExactIndex
-from qrag_jax.retrieval.index_folder import CORPUS, EXACT, version
+from qrag_jax.retrieval.index_folder import CORPUS, EXACT
+from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts import pool_search
 from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, questions_at
@@ -62,14 +62,14 @@ from qrag_jax.runtime.mesh import host_mesh, make_mesh, shard_batch, shardings_o
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import check_split, save_config
-from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems import harr_config
 from qrag_jax.systems.config import Drawn, drawn
 from qrag_jax.systems.harr_config import HarrConfig
-from qrag_jax.systems.indexing import PassageEncoder, index_corpus
+from qrag_jax.systems.indexing import PassageEncoder
+from qrag_jax.systems.search import indexed
 
 K = TypeVar("K")
-PASSAGES, INDEX = "passages.jsonl", "index"  # in the run's folder
+INDEX = "index"  # in the run's folder
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _ADVICE = (
     "use a model that follows the agent's prompts, raise config.llm.max_tokens or "
@@ -461,7 +461,9 @@ def load_inputs(
     encoder = prepare_encoder(
         config.encoder, workdir, texts, config.seed, is_kept=is_kept, platform=platform
     )
-    index = _index(config, workdir, mesh, every, stop) if searches else None
+    index = None
+    if searches:
+        index = _index(config, workdir, mesh, every, stop, is_kept=is_kept)
     golds = _golds(config, every, index)
     train, dev = golds[: len(train_samples)], golds[len(train_samples) :]
     shown = drawn([gold.id for gold in dev], config.eval)
@@ -503,29 +505,27 @@ def _kept(path: str, train: Sequence[Sample]) -> tuple[Sequence[int], dict[str, 
 
 
 def _index(
-    config: HarrConfig, workdir: Path, mesh: Mesh, samples: Sequence[Sample], stop: StopSignal
+    config: HarrConfig,
+    workdir: Path,
+    mesh: Mesh,
+    samples: Sequence[Sample],
+    stop: StopSignal,
+    *,
+    is_kept: bool,
 ) -> ExactIndex:
-    """Of the corpus that the config names, or of the different passages of all questions."""
-    source, folder = Path(config.corpus.path or workdir / PASSAGES).expanduser(), workdir / FOLDER
-
-    def write_passages() -> None:
-        if not source.exists():
-            texts = dict.fromkeys(text for sample in samples for text in sample.chunks)
-            rows = ({"id": str(number), "text": text} for number, text in enumerate(texts))
-            write_whole(source, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in rows))
-
-    if not config.corpus.path:
-        hosts.first_does(write_passages)
-    settings = dataclasses.replace(config.encoder, path=str(folder))
-    encoder = PassageEncoder.of_folder(str(folder), settings, mesh, config.data.max_chunk_tokens)
+    """Of what the config names, or of the different passages of all questions that train."""
+    folder, own = str(workdir / FOLDER), workdir / INDEX
+    settings = dataclasses.replace(config.encoder, path=folder)
+    encoder = PassageEncoder.of_folder(folder, settings, mesh, config.data.max_chunk_tokens)
     encoder = dataclasses.replace(encoder, title_separator=config.data.passage_separator)
-    there = version(source)
-    if (there / CORPUS / CORPUS_MANIFEST).is_file():  # an index that is there already
-        at, stored = there / EXACT, StoredCorpus(there / CORPUS)
-    else:
-        indexed = index_corpus(source, workdir / INDEX, encoder, stop=stop)
-        at, stored = indexed.folder, indexed.corpus
-    return ExactIndex.open(at, stored, mesh, encoder=encoder.digest())
+
+    def passages() -> Iterator[Passage]:
+        texts = dict.fromkeys(text for sample in samples for text in sample.chunks)
+        return (Passage(str(number), text) for number, text in enumerate(texts))
+
+    at = indexed(config.search, passages, own, encoder, begun=is_kept, stop=stop)
+    how = StoredCorpus(at / CORPUS), mesh, encoder.digest(), config.search.dtype
+    return ExactIndex.open(at / EXACT, *how)
 
 
 def _golds(config: HarrConfig, samples: Sequence[Sample], index: ExactIndex | None) -> list[Sample]:

@@ -19,6 +19,7 @@ from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.systems.config import HalvedEvalConfig, SystemConfig, refuse
+from qrag_jax.systems.search import SearchConfig, of_corpus, unread
 
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
 SCRIPTED, REACT, SEARCH_R1, PLANNER = "scripted", "react", "search_r1", "planner"
@@ -60,13 +61,6 @@ class AgentConfig:
     @property
     def limits(self) -> Limits:
         return Limits(max_hops=self.max_hops, max_turns=self.max_turns)
-
-
-@dataclasses.dataclass(frozen=True)
-class CorpusConfig:
-    # File or folder as `qrag index` reads it, or the folder of an index that it wrote with this
-    # encoder; "": the passages of all questions.
-    path: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,7 +110,9 @@ class HarrConfig(SystemConfig):
         *saved_config.FREE_FIELDS,
         *("data.cache", "agent.max_broken_share", "reranker."),
     )
-    PATHS: ClassVar[tuple[str, ...]] = ("data.path", "eval.path", "corpus.path", "questions.kept")
+    PATHS: ClassVar[tuple[str, ...]] = (
+        *("data.path", "eval.path", "search.index", "search.corpus", "questions.kept"),
+    )
     algorithm: Annotated[str, one_of(ALGORITHMS)] = GRPO  # what trains the policy: grpo or ppo
     grpo: SearchGRPOConfig
     ppo: PPOConfig
@@ -124,7 +120,7 @@ class HarrConfig(SystemConfig):
     state: StateConfig
     policy: PlackettLuceConfig
     agent: AgentConfig
-    corpus: CorpusConfig
+    search: SearchConfig  # an index is one by the encoder that the run starts from
     questions: QuestionsConfig
     reward: RewardConfig
     reranker: RerankerConfig
@@ -136,7 +132,11 @@ class HarrConfig(SystemConfig):
     def settled(self) -> HarrConfig:
         rule, rewards = self.rule, self.reward.rewards.weights
         parts = f"no divisor of the {self.episodes} episodes of config.train.batch_size questions"
-        refuse(self, (self.episodes % rule.minibatches, f"{self.algorithm}.minibatches", parts))
+        refuse(
+            self,
+            (self.episodes % rule.minibatches, f"{self.algorithm}.minibatches", parts),
+            *of_corpus(self.search),
+        )
         if RELEVANCE in rewards:
             self.reranker.client.api_key()  # checks the fields
         asks = ""
@@ -179,7 +179,8 @@ class HarrConfig(SystemConfig):
             "llm.server": by_model and not fields["llm.url"],
             "reranker": RELEVANCE in rewards,
         }
-        return [name for name, is_read in read.items() if not is_read]
+        lacking = [name for name, is_read in read.items() if not is_read]
+        return [*lacking, *unread("index", "corpus", "dtype")]
 
 
 CONFIG = HarrConfig

@@ -66,7 +66,7 @@ from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.text_table import Embed, MeshTower, make_embed, padded_rows
 from qrag_jax.runtime import hosts, retriever_config, whole_files
-from qrag_jax.runtime.config_fields import check
+from qrag_jax.runtime.config_fields import check, internal
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import make_mesh, shard_batch
 from qrag_jax.runtime.platform import Platform
@@ -337,6 +337,7 @@ class IndexSettings:
     dtype: Annotated[str, one_of(DTYPES)] = "float32"  # a name of `DTYPES`
     columns: Columns = dataclasses.field(default_factory=Columns)  # of the corpus' records
     language: str = "english"  # of the words, for the engine bm25 (`BM25Config.of_language`)
+    words: bm25.BM25Config | None = internal(None)  # how they are read and weighed in its place
     skip_empty: bool = False  # passages without title and text are left out; else they are errors
     part: Natural = 0  # passages embedded and written at a time; 0: as many as suit the devices
     # Processes that tokenise; -1: as many as suit the devices; 0: threads do it. A program that
@@ -506,7 +507,7 @@ def index_corpus(
         hosts.first_does(store)
         stored = StoredCorpus(out / CORPUS)
         if settings.engine == BM25:
-            return _index_words(stored, out / BM25, settings.language)
+            return _index_words(stored, out / BM25, settings)
         indexed = Indexed(stored, out / EXACT)
         if encoder is not None:
             indexed = _index_vectors(stored, out / EXACT, encoder, settings, stop)
@@ -531,8 +532,8 @@ def vectors_are_finished(out: Path) -> bool:
     return (index_folder.version(out) / EXACT / index_folder.NAME).exists()
 
 
-def _index_words(stored: StoredCorpus, folder: Path, language: str) -> Indexed:
-    config = bm25.BM25Config.of_language(language)
+def _index_words(stored: StoredCorpus, folder: Path, settings: IndexSettings) -> Indexed:
+    config = settings.words or bm25.BM25Config.of_language(settings.language)
 
     def build() -> None:
         if not (folder / index_folder.NAME).exists():
@@ -542,8 +543,8 @@ def _index_words(stored: StoredCorpus, folder: Path, language: str) -> Indexed:
     found = bm25.BM25Index.open(folder, stored)  # it fits, or is refused
     if found.config != config:
         raise InputError(
-            f"{folder} holds words of another language than --language={language}, or read by "
-            "another rule; give another --index, or delete that folder to index the words again."
+            f"{folder} holds words of another language than --language={settings.language}, or "
+            "read by another rule; give another --index, or delete that folder to index them again."
         )
     return Indexed(stored, folder)
 

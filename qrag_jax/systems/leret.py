@@ -110,7 +110,7 @@ def load_inputs(
             return pooled(page for each in brought for page in each.passages)
 
         passages = pages
-    begun = search is not None or has_begun(workdir)
+    begun = search is None and has_begun(workdir)
     library = open_search(settings, passages, search or workdir / CORPUS, begun=begun)
 
     def states_on_corpus(questions: Sequence[Sample]) -> list[queries.QueryState]:

@@ -13,11 +13,10 @@ from qrag_jax.environments.queries import BY_HOP, ORDERS, StylesConfig
 from qrag_jax.errors import Count, Natural, Positive, Share, least, one_of, some_of
 from qrag_jax.feedback.pairs import POOL_SCORES, PairsConfig, QueryRewardConfig
 from qrag_jax.learners.config import PreferenceConfig
-from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.runtime import saved_config
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import HalvedEvalConfig, refuse
-from qrag_jax.systems.search import REMOTE, SearchConfig
+from qrag_jax.systems.search import SearchConfig, of_corpus
 
 SCRIPT, SFT, PREFERENCE = STAGES = ("script", "sft", "preference")
 STYLED, FEW_SHOT, BARE_ONLY = WAYS = ("styles", "few_shot", "bare")
@@ -88,7 +87,8 @@ class LeretConfig(token_config.TokenConfig):
     IMITATION: ClassVar[str] = SCRIPT
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (*saved_config.FREE_FIELDS, "tries.max_failed_share")
     PATHS: ClassVar[tuple[str, ...]] = (
-        *("questions.train", "questions.dev", "search.corpus", "model.path", "pairs.path"),
+        *("questions.train", "questions.dev", "search.index", "search.corpus"),
+        *("model.path", "pairs.path"),
     )
     iterations: Count = 2  # how often tries are made and learned from; see config.pairs.path, too
     # script: imitate scripted styles, once; then in each iteration sft: imitate the best tries, and
@@ -114,7 +114,6 @@ class LeretConfig(token_config.TokenConfig):
         other = f"and the stage {SCRIPT} demonstrates {token_config.BRIDGE!r}; leave the stage out"
         unknown = f"whose marks a model knows from the stage {SCRIPT} only; add that"
         alike = "so several tries of one prompt would be alike; raise it, or take one"
-        ids = f"which gives ids alone; use {BM25!r} or another engine"
         repeats = tries.samples > 1 or tries.ways == BARE_ONLY
         tried, examples = self.iterations > 1 or not self.pairs.path, tries.ways == FEW_SHOT
         late = (
@@ -123,7 +122,7 @@ class LeretConfig(token_config.TokenConfig):
         )
         refuse(
             self,
-            (self.search.engine == REMOTE, "search.engine", ids),
+            *of_corpus(self.search),
             (asked.bridge_corpus < asked.bridge_train, "questions.bridge_corpus", few),
             (tried and len(tries.variants) * tries.samples < 2, "tries.samples", alone),
             (scripted and asked.train != token_config.BRIDGE, "questions.train", other),
@@ -138,7 +137,8 @@ class LeretConfig(token_config.TokenConfig):
 
     @classmethod
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
-        return [*super().unread(fields), "search.kept"]
+        reranked = ("search.rerank_url", "search.rerank_model")
+        return [*super().unread(fields), "search.kept", *reranked]
 
 
 def default_config() -> ConfigDict:

@@ -46,6 +46,8 @@ from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 
 if TYPE_CHECKING:
+    from jax.sharding import Mesh
+
     from qrag_jax.models.first_encoder import EncoderConfig
     from qrag_jax.systems.indexing import IndexSettings, PassageEncoder
 
@@ -365,12 +367,14 @@ class PlainEncoder:
     # and the longest row, as the index was built; None, 0: as its folder says
     config: EncoderConfig | None = None
     max_tokens: int = 0
+    mesh: Mesh | None = None  # None: of all devices
 
     @functools.cached_property
     def passages(self) -> PassageEncoder:
         from qrag_jax.systems.indexing import PassageEncoder
 
-        return PassageEncoder.of_folder(self.path, self.config, max_tokens=self.max_tokens)
+        how = self.path, self.config, self.mesh, self.max_tokens
+        return PassageEncoder.of_folder(*how)
 
 
 class SingleStepRetriever(Retriever):

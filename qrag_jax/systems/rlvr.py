@@ -38,9 +38,8 @@ from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
-from qrag_jax.retrieval import own_documents
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, ServiceLibrary, on_corpus
+from qrag_jax.rollouts.libraries import CorpusLibrary, on_corpus
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.token_episodes import Episode, Library, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
@@ -50,36 +49,17 @@ from qrag_jax.systems import scoring, token_system
 from qrag_jax.systems.config import refuse
 from qrag_jax.systems.rlvr_config import GRPO, RlvrConfig
 from qrag_jax.systems.scoring import Logs, Predictor, ScoreOptions, Way
+from qrag_jax.systems.search import open_search
 from qrag_jax.systems.token_config import BRIDGE
 
-_WAIT = 60.0  # seconds that a search waits for a rerank service that is down
 _LOG = "tools.log"  # what the user's functions print
+SEARCH = "search"  # corpus and index, in the run's folder, where hosts have no common cache
 
 
-def open_library(config: RlvrConfig, mesh: Mesh, retriever: str = "") -> Library:
-    """What the tools read; by default with the retriever of the config."""
-    tools, retriever = config.tools, retriever or config.tools.retriever
-    if tools.corpus or tools.encoder:
-        from qrag_jax.systems.search import open_index, prefixed
-    if tools.corpus:
-        if tools.corpus.startswith(("http://", "https://")):
-            return ServiceLibrary(tools.corpus)
-        clean, section = config.tasks.clean, "config.tools"
-        return open_index(tools.corpus, retriever, prefixed(tools), section, clean=clean)
-    scorer: own_documents.Scorer | None = None
-    if tools.rerank_url:
-        from qrag_jax.llm.client import Client
-        from qrag_jax.llm.config import ClientConfig
-
-        prefix = "config.tools.rerank_"
-        client = ClientConfig(tools.rerank_url, tools.rerank_model, wait_limit=_WAIT, prefix=prefix)
-        scorer = own_documents.endpoint_scorer(Client(client))
-    elif tools.encoder:
-        from qrag_jax.systems.indexing import PassageEncoder
-
-        encoder = PassageEncoder.of_folder(tools.encoder, prefixed(tools).config, mesh)
-        scorer = own_documents.EmbeddingScorer(encoder, encoder.towers.chunks)
-    return OwnLibrary(own_documents.OwnRetriever(retriever, scorer))
+def open_library(config: RlvrConfig, workdir: Path, mesh: Mesh, engine: str = "") -> Library:
+    """What the tools read; by default with the engine of the config."""
+    how: Any = {"engine": engine or config.search.engine, "clean": config.tasks.clean}
+    return open_search(dataclasses.replace(config.search, **how), None, workdir, of_each=mesh)
 
 
 def load_inputs(
@@ -100,7 +80,7 @@ def load_inputs(
         most=tools.most,
         functions=functions.schemas if functions else (),
     )
-    library = open_library(config, mesh)
+    library = open_library(config, workdir / SEARCH, mesh)
     made: dict[str, list[Any]] = {}  # the questions that are made here
 
     def read(split: Split, text: str, count: int) -> list[ToolTask]:
@@ -120,7 +100,7 @@ def load_inputs(
         train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
 
     # A server tells no digest of what it searches.
-    searched = {"corpus": corpus.digest if corpus else tools.corpus} if tools.corpus else {}
+    searched = config.search.index if corpus is None else corpus.digest
     return token_system.token_inputs(
         config,
         workdir,
@@ -135,7 +115,7 @@ def load_inputs(
         library=library,
         functions=functions,
         script=demonstration_scripts().ToolScript(bridge) if bridge else None,
-        data={"prompt": agent.prompt.fingerprint, **searched},
+        data={"prompt": agent.prompt.fingerprint, **({"corpus": searched} if searched else {})},
     )
 
 
@@ -247,7 +227,7 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
 
         `retriever`: of the tool that searches; "": the config's own.
         """
-        config, inputs, own = self.config, self.inputs, self.config.tools.retriever
+        config, inputs, own = self.config, self.inputs, self.config.search.engine
         name, library = retriever or own, None
         if config.env.verifiers and options.retrievers:
             raise InputError(
@@ -257,7 +237,8 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
         if config.env.verifiers:
             name = "predictions"
         else:
-            library = inputs.library if name == own else open_library(config, self.mesh, name)
+            folder, library = self.workdir / SEARCH, inputs.library
+            library = library if name == own else open_library(config, folder, self.mesh, name)
         draws, greedy = options.sampled or 1, not options.sampled and config.eval.greedy
         by: Any = {"greedy": greedy, "library": library}
 
@@ -279,7 +260,7 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
             "asked": token_system.fingerprint((task.id,) for task in inputs.dev),
             "rewards": {**self.provenance},
             "retriever": name,
-            "config": used | {"tools": used["tools"] | {"retriever": name}},
+            "config": used | {"search": used["search"] | {"engine": name}},
         }
         # As many episodes side by side as in training, whose memory is known to suffice.
         size = max(1, config.train.batch_size * config.grpo.members // draws)
@@ -354,7 +335,8 @@ class Rlvr(ToolSystem):
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
             f"{self.train.eval_every} steps; {self.steps}, a step of grpo by "
             f"{config.train.batch_size} questions × {config.grpo.members} episodes; tools over "
-            f"{config.tools.corpus or 'own documents'} by {config.tools.retriever}, {self._where}"
+            f"{config.search.index or config.search.corpus or 'own documents'} by "
+            f"{config.search.engine}, {self._where}"
         )
 
     def _played(self, *how: Any) -> list[TokenTrajectory]:

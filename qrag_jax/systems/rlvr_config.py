@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
@@ -19,12 +20,13 @@ from qrag_jax.errors import Count, InputError, Natural, Positive, Weight, one_of
 from qrag_jax.feedback.rubric import OWN_PATH, PARTS, Rubric, own_rubric
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
-from qrag_jax.retrieval.own_documents import RETRIEVERS
+from qrag_jax.retrieval.bm25 import BM25Config
 from qrag_jax.rollouts.trajectories import REWARD
 from qrag_jax.runtime import own_code, saved_config
 from qrag_jax.runtime.own_code import OwnCode
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import HalvedEvalConfig, refuse
+from qrag_jax.systems.search import SearchConfig, unread
 
 MADE = ".venv-verifiers"  # is looked for in the working folder; `make verifiers`
 
@@ -87,16 +89,6 @@ class ToolsConfig(token_config.PlayedConfig):
     tools: Annotated[tuple[str, ...], some_of(TOOLS)] = (RETRIEVE, COMPLETE)
     form: Annotated[str, one_of(FORMATS)] = HERMES  # how calls are written: hermes or llama
     prompt: str = "rlvr_tools"  # the first prompt: a name of ours, or a file .txt of your own
-    # golden, bm25 (lexical), semantic, hybrid or interleaved
-    retriever: Annotated[str, one_of(RETRIEVERS)] = "bm25"
-    # Folder of an index (qrag index) that all questions search, or the URL of a server in the form
-    # of Search-R1's, such as qrag serve; "": each has documents of its own
-    corpus: str = ""
-    encoder: str = ""  # folder or hub name of what scores for semantic, hybrid and interleaved
-    question_prefix: str = ""  # of that encoder: text before queries, such as "query: "
-    passage_prefix: str = ""  # and before documents; of a corpus, as it was indexed
-    rerank_url: str = ""  # in its place, a running rerank service; and
-    rerank_model: str = ""  # the model's name there
     max_turns: Count = 10  # turns of the model
     top_n: Count = 2  # documents of a search that does not say how many
     most: Count = 20  # documents that a search may ask for
@@ -147,7 +139,7 @@ class RlvrConfig(token_config.TokenConfig):
         *("env.python", "env.seconds", "env.side_by_side"),
     )
     PATHS: ClassVar[tuple[str, ...]] = (
-        *("questions.train", "questions.dev", "tools.corpus", "model.path"),
+        *("questions.train", "questions.dev", "search.index", "search.corpus", "model.path"),
     )
     # what is done, one after the other: sft, grpo, or both
     stages: Annotated[tuple[str, ...], some_of(STAGES, ordered=True)] = STAGES
@@ -155,15 +147,15 @@ class RlvrConfig(token_config.TokenConfig):
     questions: token_config.BridgeQuestionsConfig
     tasks: TasksConfig
     tools: ToolsConfig
+    search: SearchConfig
     rubric: RubricConfig
     sft: token_config.ScriptConfig
     grpo: TokenGRPOConfig
     eval: EvalConfig
 
     def settled(self) -> RlvrConfig:
-        tools = self.tools
-        one = "and config.tools.encoder names what scores, too; leave one of them empty"
-        words = "and cannot search config.tools.corpus; use an encoder or bm25, and leave it empty"
+        tools, shared = self.tools, self.search.index or self.search.corpus
+        words = "and cannot search a corpus or an index; use an encoder or bm25, and leave it empty"
         few = f"less than config.tools.top_n, {tools.top_n}; raise it"
         theirs = "and the tools of config.env.verifiers are its own; leave one of them empty"
         no_end = f"and has no {COMPLETE}, by which an episode ends; name it, too"
@@ -171,8 +163,7 @@ class RlvrConfig(token_config.TokenConfig):
             self,
             (COMPLETE not in tools.tools, "tools.tools", no_end),
             (tools.most < tools.top_n, "tools.most", few),
-            (tools.rerank_url and tools.encoder, "tools.rerank_url", one),
-            (tools.rerank_url and tools.corpus, "tools.rerank_url", words),
+            (self.search.rerank_url and shared, "search.rerank_url", words),
             (tools.path and self.env.verifiers, "tools.path", theirs),
         )
         if SFT in self.stages:
@@ -182,9 +173,17 @@ class RlvrConfig(token_config.TokenConfig):
                 self,
                 (self.env.verifiers, "env.verifiers", own),
                 (self.questions.train != bridge, "questions.train", own),
-                (self.tools.corpus, "tools.corpus", own),
+                (self.search.corpus, "search.corpus", own),
+                (self.search.index, "search.index", own),
             )
         return self.with_stages()
+
+    @classmethod
+    def unread(cls, fields: Mapping[str, Any]) -> list[str]:
+        of_index = ("index", "corpus", "engine", "encoder", "question_prefix", "passage_prefix")
+        own = not (fields["search.index"] or fields["search.corpus"])
+        of_own = ("rerank_url", "rerank_model") if own else ("dtype", *vars(BM25Config()))
+        return [*super().unread(fields), *unread(*of_index, *of_own)]
 
     @property
     def rule(self) -> TokenGRPOConfig:

@@ -1,58 +1,78 @@
-"""What a training searches: passages that its questions bring, a corpus, or an index.
+"""What a training searches: a question's documents, those of all questions, a corpus, an index.
 
-Passages are written into the run's folder as a corpus with the indexes that its engine needs, in
-the layout of `systems.indexing`. A run that goes on finds it there, and refuses other passages.
+Passages of the questions are written into the run's folder with the indexes that the engine needs,
+in the layout of `systems.indexing`. A run that goes on finds them there. A corpus is indexed once
+for all runs, in the user's cache.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import itertools
+import json
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from qrag_jax.data.corpora import Columns, read_corpus
+import jax
+from jax.sharding import Mesh
+
+from qrag_jax.data.corpora import corpus_files
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import Document, Look
 from qrag_jax.environments.queries import BY_TITLE, KEYS
 from qrag_jax.errors import InputError, Natural, Share, Weight, one_of
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.models.first_encoder import EncoderConfig
-from qrag_jax.retrieval import corpus, index_folder
-from qrag_jax.retrieval.bm25 import STEMMER, STOPPED, BM25Config, BM25Index
+from qrag_jax.retrieval import corpus, index_folder, own_documents
+from qrag_jax.retrieval.bm25 import STEMMER, STOPPED, BM25Config
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
-from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, CORPUS, HYBRID, OF_WORDS, IndexAt
+from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, CORPUS, EXACT, HYBRID, OF_WORDS, IndexAt
 from qrag_jax.retrieval.own_documents import LEXICAL, RETRIEVERS, SEMANTIC
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.rollouts.libraries import CorpusLibrary, RemoteLibrary
+from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, RemoteLibrary, ServiceLibrary
 from qrag_jax.runtime import hosts
+from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.retriever import BY_VECTORS, PlainEncoder, open_plain
+from qrag_jax.runtime.whole_files import default_cache, sha256
+
+if TYPE_CHECKING:  # they bring engines that a question's own documents do not need
+    from qrag_jax.systems.indexing import PassageEncoder
+    from qrag_jax.systems.retriever import PlainEncoder
 
 REMOTE = "remote"
 OWN = "own"  # folder of the collection without a name, which files of rows search
+OF_CORPORA = (BM25, SEMANTIC, HYBRID, BOOLEAN)  # engines that search an index
 # Retriever → engine; "": the usual of vectors.
 _ENGINES = {BM25: BM25, LEXICAL: BM25, SEMANTIC: "", HYBRID: HYBRID, BOOLEAN: BOOLEAN}
+_WAIT = 60.0  # seconds that a search waits for a rerank service that is down
 
 
 @dataclasses.dataclass(frozen=True)
 class SearchConfig:
-    """Section `search` of query writers and rewriters."""
+    """Section `search` of systems that search open corpora."""
 
-    # Folder of an index (qrag index) that all questions search; "": see corpus
+    # Folder of an index (qrag index) that all questions search, or, of RLVR, the URL of a server in
+    # the form of Search-R1's, such as qrag serve; "": see corpus
     index: str = ""
-    # File or folder of passages, as qrag index reads it; "": those that the questions bring. Of
-    # rewriters it is what files of rows search: folders in BEIR's layout have a corpus of their own
+    # File or folder of passages, as qrag index reads it, which is indexed in the user's cache; "":
+    # passages of all questions, and in RLVR those of each question for itself. Of rewriters it is
+    # what files of rows search: folders in BEIR's layout have a corpus of their own
     corpus: str = ""
     # bm25 compares words, semantic vectors; hybrid fuses both by their ranks; boolean: words, with
-    # AND, OR, NOT, parentheses and "phrases" carried out; remote: the service of section engine
-    engine: Annotated[str, one_of((BM25, SEMANTIC, HYBRID, BOOLEAN, REMOTE))] = BM25
-    encoder: str = ""  # folder or hub name of what embeds for semantic and hybrid
+    # AND, OR, NOT, parentheses and "phrases" carried out; remote: the service of section engine.
+    # Of a question's own documents (RLVR): golden, bm25 (lexical), semantic, hybrid or interleaved
+    engine: Annotated[str, one_of((*OF_CORPORA, REMOTE, *RETRIEVERS))] = BM25
+    encoder: str = ""  # folder or hub name of what embeds for semantic, hybrid and interleaved
     question_prefix: str = ""  # of that encoder: text before queries, such as "query: "
     passage_prefix: str = ""  # and before passages; of an index, as it was built
+    # Numbers of vectors on the devices: float32, bfloat16 or int8; "": as the index says, else
+    # float32
+    dtype: Annotated[str, one_of(("", "float32", "bfloat16", "int8"))] = ""
+    rerank_url: str = ""  # RLVR: a running rerank service in the encoder's place; and
+    rerank_model: str = ""  # the model's name there
     # Questions of which the corpus may lack a gold page, a share; above it the run is refused
     max_missing_share: Share = 0.1
     k1: Weight = 1.5  # BM25 of a corpus; an index has its own: weight of repeated words
@@ -66,19 +86,53 @@ class SearchConfig:
     kept: Natural = 100_000  # results of searches that are kept in memory
 
     def __post_init__(self) -> None:
-        if self.engine in (SEMANTIC, HYBRID) and not self.encoder:
+        if self.engine in (SEMANTIC, HYBRID) and not (self.encoder or self.rerank_url):
             raise InputError(
                 f"config.search.engine is {self.engine!r}; give config.search.encoder, too."
             )
-        if self.corpus and self.index:
-            raise InputError(
-                "config.search.corpus and config.search.index are both given; leave one empty."
-            )
+        for name, other in (("corpus", "index"), ("rerank_url", "encoder")):
+            if getattr(self, name) and getattr(self, other):
+                raise InputError(
+                    f"config.search.{name} and config.search.{other} are both given; leave one "
+                    "empty."
+                )
 
     @property
     def words(self) -> BM25Config:
         """How BM25 over a corpus finds and weighs words."""
         return BM25Config(k1=self.k1, b=self.b, stemmer=self.stemmer, stop_words=self.stop_words)
+
+    @property
+    def plain_encoder(self) -> PlainEncoder | None:
+        """What embeds queries and passages; None: words are compared."""
+        if self.engine in OF_WORDS or not self.encoder:
+            return None
+        from qrag_jax.models.first_encoder import EncoderConfig
+        from qrag_jax.systems.retriever import PlainEncoder
+
+        prefixes: Any = {"state_prefix": self.question_prefix, "chunk_prefix": self.passage_prefix}
+        return PlainEncoder(self.encoder, EncoderConfig(**prefixes))
+
+    @property
+    def is_service(self) -> bool:
+        return self.index.startswith(("http://", "https://"))
+
+
+def of_corpus(search: SearchConfig, *further: str) -> tuple[tuple[Any, str, str], ...]:
+    """Rules (`config.refuse`) of systems that read the passages that are searched."""
+    known = (*OF_CORPORA, *further)
+    engines = f"which is for a question's own documents; use one of {', '.join(known)}"
+    folder = "whose passages cannot be read here; name the folder of an index"
+    return (
+        (search.engine not in known, "search.engine", engines),
+        (search.is_service, "search.index", folder),
+    )
+
+
+def unread(*read: str) -> list[str]:
+    """The fields of the section but these."""
+    names = (field.name for field in dataclasses.fields(SearchConfig))
+    return [f"search.{name}" for name in names if name not in read]
 
 
 def open_search(
@@ -87,96 +141,134 @@ def open_search(
     folder: Path,
     *,
     begun: bool = True,
-) -> CorpusLibrary:
-    """Opens what is searched; passages are written and indexed first, if they are not there.
+    of_each: Mesh | None = None,
+) -> Any:
+    """The `token_episodes.Library` of a config; of indexes, built if need be, a `CorpusLibrary`.
 
     Args:
-        passages: called if the config names neither an index nor a corpus; None: those that the
-            folder has.
-        begun: whether the run has begun; else the folder is of a start that was refused, and
-            passages that differ take their place.
+        passages, folder, begun: see `indexed`.
+        of_each: if neither index nor corpus is given, each question searches its own documents,
+            which this mesh embeds.
     """
-    encoder = prefixed(config)
-    if config.corpus and passages is not None:
-        passages = partial(passages_of, config.corpus)
-    if not config.index:
-        own = None if passages is None else [*passages()]
-        hosts.first_does(lambda: _store(own, folder, begun=begun))
-        if config.engine != SEMANTIC:
-            hosts.first_does(lambda: _index_words(config, folder))
-        if config.engine not in OF_WORDS:
-            from qrag_jax.systems import indexing  # which brings engines that words do not need
+    if config.is_service:
+        return ServiceLibrary(config.index)
+    if of_each is not None and not (config.index or config.corpus):
+        return OwnLibrary(own_documents.OwnRetriever(config.engine, _scorer(config, of_each)))
+    from qrag_jax.systems.retriever import BY_VECTORS, open_plain
 
-            of, there = indexing.PassageEncoder.of_folder, indexing.vectors_are_finished(folder)
-            tower = None if there else of(encoder.path, encoder.config)
-            indexing.index_corpus(None, folder, tower)
-    where = config.index or str(folder)
-    return open_index(where, config.engine, encoder, "config.search", clean=config.clean)
-
-
-def open_index(
-    where: str, retriever: str, encoder: PlainEncoder, section: str, *, clean: bool
-) -> CorpusLibrary:
-    """Opens the index that all questions share; `section`: of the config, for messages."""
-    folder = index_folder.version(Path(where).expanduser())
-    if not (folder / CORPUS).is_dir():
+    if config.engine not in OF_CORPORA and config.engine != LEXICAL:
         raise InputError(
-            f"{section} names {where}, which holds no index; build one there with qrag index."
+            f"config.search.engine {config.engine!r} is for a question's own documents; with a "
+            f"corpus or an index use one of {', '.join(OF_CORPORA)}."
         )
-    stored, engine = StoredCorpus(folder / CORPUS), _ENGINES.get(retriever)
-    if engine is None:
-        # Boolean search is the query writers' alone.
-        both = (name for name in RETRIEVERS if name in _ENGINES)
+    encoder, engine = config.plain_encoder, _ENGINES[config.engine]
+    if encoder is None and engine not in OF_WORDS:
         raise InputError(
-            f"the retriever {retriever!r} is for a question's own documents; with the index of "
-            f"{section} use one of {', '.join(both)}."
+            f"config.search.engine {config.engine!r} compares vectors; give config.search.encoder, "
+            "or use bm25."
         )
-    by_words = engine in OF_WORDS
-    if not (by_words or encoder.path):
-        raise InputError(
-            f"the retriever {retriever!r} compares vectors; name the encoder that {where} was "
-            f"indexed with in {section}.encoder, or use bm25."
-        )
-    usable = OF_WORDS if by_words else BY_VECTORS
-    index = IndexAt(folder, engine).settled(usable, f"change what searches in {section}")
-    return CorpusLibrary(stored, open_plain(index, None if by_words else encoder), clean)
+    tower = None if encoder is None or config.index else encoder.passages
+    where = indexed(config, passages, folder, tower, begun=begun)
+    index = IndexAt(where, engine, storage=config.dtype)
+    usable = OF_WORDS if encoder is None else BY_VECTORS
+    index = index.settled(usable, "change config.search.engine")
+    return CorpusLibrary(StoredCorpus(where / CORPUS), open_plain(index, encoder), config.clean)
 
 
-def prefixed(section: Any) -> PlainEncoder:
-    """The encoder of a section with the fields encoder, question_prefix and passage_prefix."""
-    prefixes = {"state_prefix": section.question_prefix, "chunk_prefix": section.passage_prefix}
-    return PlainEncoder(section.encoder, EncoderConfig(**prefixes))
+def _scorer(config: SearchConfig, mesh: Mesh) -> own_documents.Scorer | None:
+    if config.rerank_url:
+        from qrag_jax.llm.client import Client
+        from qrag_jax.llm.config import ClientConfig
+
+        named: Any = {"wait_limit": _WAIT, "prefix": "config.search.rerank_"}
+        client = ClientConfig(config.rerank_url, config.rerank_model, **named)
+        return own_documents.endpoint_scorer(Client(client))
+    if (encoder := config.plain_encoder) is None:
+        return None
+    embedder = dataclasses.replace(encoder, mesh=mesh).passages
+    return own_documents.EmbeddingScorer(embedder, embedder.towers.chunks)
 
 
-def _store(passages: Sequence[Passage] | None, folder: Path, *, begun: bool) -> None:
-    own = folder / CORPUS
-    if there := (own / corpus.NAME).exists():
-        pairs = itertools.zip_longest(StoredCorpus(own), passages or ())
-        if passages is None or all(a == b for a, b in pairs):
-            return
-        if begun:
+def indexed(
+    config: SearchConfig,
+    passages: Callable[[], Iterable[Passage]] | None,
+    folder: Path,
+    tower: PassageEncoder | None,
+    *,
+    begun: bool = True,
+    stop: StopSignal | None = None,
+) -> Path:
+    """The folder of what is searched, which is stored and indexed first if it is not there.
+
+    Args:
+        passages: called if the config names neither an index nor a corpus, and the folder has none
+            of a run that has begun; None: it has some.
+        tower: embeds passages; None: nothing does.
+        begun: whether the folder is of a run that has begun; else passages that differ take the
+            place of its own.
+    """
+    if config.index:
+        where = index_folder.version(Path(config.index).expanduser())
+        if not (where / CORPUS / corpus.NAME).is_file():
             raise InputError(
-                f"{own} holds other passages than the questions bring now; give the data that the "
-                "run began with, or another --workdir."
+                f"config.search.index is {config.index}, which holds no index; build one there "
+                "with qrag index."
             )
+        return where
+    source: Path | None = None
+    if config.corpus:
+        source, folder = Path(config.corpus).expanduser(), _cached(config, folder, tower)
+    else:
+        hosts.first_does(partial(_store, passages, folder, begun=begun))
+    from qrag_jax.systems.indexing import IndexSettings, index_corpus
+
+    how: Any = {"words": config.words, "skip_empty": True}
+    how |= {"dtype": config.dtype} if config.dtype else {}
+    for engine in _engines(config, tower):
+        if not (folder / engine / index_folder.NAME).exists():
+            log(f"{config.corpus or 'the passages'}: indexed in {folder / engine}")
+            there = (folder / CORPUS / corpus.NAME).exists()
+            settings = IndexSettings(engine=engine, **how)
+            index_corpus(None if there else source, folder, tower, settings, stop)
+    return folder
+
+
+def _engines(config: SearchConfig, tower: PassageEncoder | None) -> list[str]:
+    by_words = tower is None or config.engine == HYBRID
+    return [EXACT] * (tower is not None) + [BM25] * by_words
+
+
+def _cached(config: SearchConfig, folder: Path, tower: PassageEncoder | None) -> Path:
+    """Where the index of a corpus is kept: in the user's cache, by all that it is made of.
+
+    Several hosts share no cache; theirs is in the run's folder.
+    """
+    if jax.process_count() > 1:
+        return folder
+    made_of = [sha256(path) for path in corpus_files(Path(config.corpus).expanduser())]
+    made_of += [tower.digest(), config.dtype] if tower else []
+    made_of += [repr(config.words)] if BM25 in _engines(config, tower) else []
+    key = json.dumps([index_folder.FORMAT, made_of])
+    return default_cache() / "indexes" / hashlib.sha256(key.encode()).hexdigest()[:16]
+
+
+def _store(passages: Callable[[], Iterable[Passage]] | None, folder: Path, *, begun: bool) -> None:
+    own = folder / CORPUS
+    if (there := (own / corpus.NAME).exists()) and (begun or passages is None):
+        return
     if passages is None:
         raise InputError(f"{own} has no pooled passages; train there first.")
-    if not passages:
+    new = [*passages()]
+    if not new:
         raise InputError("the questions bring no passages; name an index in config.search.index.")
+    if there and all(a == b for a, b in itertools.zip_longest(StoredCorpus(own), new)):
+        shutil.rmtree(folder / BM25, ignore_errors=True)  # other words may be wanted
+        return
     if there:
-        log(f"{folder} is of a start that was refused and had other passages; it is written again")
+        log(f"{folder} had other passages; it is written again")
         shutil.rmtree(folder)  # with its indexes
     shutil.rmtree(own, ignore_errors=True)  # it is not finished
-    write_corpus(own, passages)
-
-
-def _index_words(config: SearchConfig, folder: Path) -> None:
-    stored, own = StoredCorpus(folder / CORPUS), folder / BM25
-    if (own / index_folder.NAME).exists():
-        if BM25Index.open(own, stored).config == config.words:
-            return
-        shutil.rmtree(own)
-    BM25Index.build(stored, config.words).save(own)
+    write_corpus(own, new)
 
 
 # ---------------------------------------------------------------- collections of query rewriters
@@ -205,34 +297,3 @@ class Collections:
 
 
 SearchLibrary = Collections | RemoteLibrary
-
-
-def open_collections(
-    config: SearchConfig,
-    wanted: Mapping[str, Callable[[], Iterable[Passage]] | None],
-    folder: Path,
-    *,
-    begun: bool = True,
-) -> Collections:
-    """Opens the collections; those that are not indexed yet are indexed in the run's folder.
-
-    `wanted`: name → its passages, which are read if they are not there. The index or the corpus of
-    the config is the collection of the name "".
-    """
-    named, found = dataclasses.replace(config, index="", corpus=""), {}
-    for name, passages in wanted.items():
-        own = named if name else config
-        found[name] = open_search(own, passages, folder / (name or OWN), begun=begun)
-    return Collections(found)
-
-
-def passages_of(path: str) -> Iterable[Passage]:
-    """The documents of a corpus without those of no word, which old collections have."""
-    empty = 0
-    for _, passage in read_corpus(Path(path).expanduser(), Columns()):
-        if passage.whole:
-            yield passage
-        else:
-            empty += 1
-    if empty:
-        log(f"{path}: {empty} document(s) without title and text left out")

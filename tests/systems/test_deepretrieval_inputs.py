@@ -15,10 +15,13 @@ import pytest
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import Look
 from qrag_jax.errors import InputError
+from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.systems.deepretrieval_config import RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import digest_of, load_inputs
+from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.token_system import TokenInputs
 from tests.retrieval.web_service import pubmed_says, serving
+from tests.support.worlds import write_lines
 from tests.systems.corpora import Judged, write_collection, write_rows
 from tests.systems.small_runs import small_deepretrieval as small
 
@@ -115,6 +118,19 @@ def test_queries_that_are_refused(
     data = {"queries__train": f"{folder},train", "queries__dev": f"{north},test"}
     with pytest.raises(InputError, match=named):
         load(tmp_path / "run", **data, **fields)
+
+
+def test_rows_search_an_index_beside_collections(load: Load, tmp_path: Path, north: Path) -> None:
+    rows = write_rows(tmp_path / "rows.jsonl", [(f"r{n}", f"row {n}?", ["e1"]) for n in range(4)])
+    texts = ({"id": f"e{n}", "text": text} for n, text in enumerate(TEXTS.values()))
+    source, index = write_lines(tmp_path / "corpus.jsonl", texts), tmp_path / "index"
+    index_corpus(source, index, None, IndexSettings(engine=BM25))
+    data = {"queries__train": f"{north},train;{rows},train", "search__index": str(index)}
+    inputs = load(tmp_path / "run", test=f"{north},test", queries__held_out=2, **data)
+    for collection, first in (("", "e"), ("north", "d")):
+        task = next(each for each in inputs.train if each.collection == collection)
+        (found,) = inputs.library.look([(task, Look("river", 1))])
+        assert [each.id for each in found] == [f"{first}0"]
 
 
 def test_a_service_has_no_queries_made_here_and_is_not_asked(load: Load, tmp_path: Path) -> None:

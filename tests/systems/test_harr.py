@@ -89,14 +89,14 @@ def test_an_index_that_is_there_is_searched(system: Harr, workdir: Path, tmp_pat
     """Of its vectors a pool takes as many as there are; vectors of other weights are refused."""
     index, count = system.inputs.index, len(system.inputs.index.corpus)
     folder = str(workdir / "index")
-    with opened(small(corpus__path=folder, policy__pool=count + 9), tmp_path / "run") as other:
+    with opened(small(search__index=folder, policy__pool=count + 9), tmp_path / "run") as other:
         assert not (tmp_path / "run" / "index").exists()
         numbers = range(count)
         np.testing.assert_array_equal(other.inputs.index.vectors(numbers), index.vectors(numbers))
         present = first_batch(other).present
         assert present.shape[-1] == count + 9
         assert present[:, 0].sum(axis=-1).tolist() == [count] * 2 * MEMBERS
-    config = small(corpus__path=folder, seed=7)
+    config = small(search__index=folder, seed=7)
     with pytest.raises(InputError, match="index"), opened(config, tmp_path / "other"):
         pass
 

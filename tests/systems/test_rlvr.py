@@ -142,7 +142,7 @@ def test_a_corpus_is_searched_by_all_questions(tmp_path: Path) -> None:
     write_lines(source, ({"id": f"p{n}", "text": text} for n, text in enumerate(texts)))
     index_corpus(source, index, None, IndexSettings(engine=BM25))
     fields = {"questions__bridge_train": 2, "questions__bridge_dev": 2, "stages": ("grpo",)}
-    with opened(small(tools__corpus=str(index), **fields), tmp_path / "run") as (system, _):
+    with opened(small(search__index=str(index), **fields), tmp_path / "run") as (system, _):
         train, dev = system.inputs.train, system.inputs.dev
         assert [len(task.gold_ids) for task in (*train, *dev)] == [2, 2, 2, 0]
         assert not any(task.documents for task in train)

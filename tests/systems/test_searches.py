@@ -21,17 +21,10 @@ from qrag_jax.retrieval.index_folder import BM25, BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngine
 from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, RemoteLibrary, ServiceLibrary
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
-from qrag_jax.systems.search import (
-    SearchConfig,
-    SearchLibrary,
-    open_collections,
-    open_search,
-    passages_of,
-)
+from qrag_jax.systems.search import Collections, SearchConfig, SearchLibrary, open_search
 from tests.json_server import Call as HttpCall
 from tests.json_server import listening
 from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
-from tests.support.worlds import write_lines
 from tests.systems.corpora import records, write_collection, write_corpus_file, write_tower
 
 QUICK = SearchConfig(k1=0.9, b=0.4, stemmer="", stop_words="")
@@ -84,8 +77,8 @@ def test_the_pool_of_a_refused_start_gives_way_to_another(tmp_path: Path) -> Non
     assert found_by(library, "river stone") == found_by(whole, "river stone")
     # Other words: the index is built again.
     assert len(found_by(open_pages(SearchConfig(), PAGES, folder, begun=False), "rivers")) == 4
-    with pytest.raises(InputError):
-        open_pages(SearchConfig(), PAGES[:9], folder)
+    # A run that has begun keeps its passages.
+    assert open_pages(SearchConfig(), PAGES[:9], folder).corpus.digest == whole.corpus.digest
 
 
 def test_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
@@ -104,13 +97,25 @@ def test_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
     assert not (tmp_path / "search").exists()
 
 
-def test_a_corpus_in_place_of_what_the_questions_bring(tmp_path: Path) -> None:
-    corpus = write_corpus_file(tmp_path / "corpus.jsonl", 3, seed=1)
-    config = dataclasses.replace(QUICK, corpus=str(corpus))
-    library = open_pages(config, PAGES, tmp_path / "search")
-    assert [passage.text for passage in library.corpus] == [str(r["text"]) for r in records(3, 1)]
-    corpus.unlink()  # what was read is kept
-    assert open_pages(config, None, tmp_path / "search").corpus.digest == library.corpus.digest
+def test_a_corpus_is_indexed_once_for_all_runs(
+    folders: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its content, for words and for vectors; other content has an index of its own."""
+    monkeypatch.setenv("QRAG_CACHE", str(tmp_path / "cache"))
+    texts, run = [str(record["text"]) for record in records(3, 1)], tmp_path / "search"
+    corpus, other = (write_corpus_file(tmp_path / f"{n}.jsonl", 3, seed=1) for n in (1, 2))
+    by = {"engine": "semantic", "encoder": folders["tower"], "dtype": "int8"}
+    for config in (QUICK, dataclasses.replace(QUICK, **by)):
+        library = open_pages(dataclasses.replace(config, corpus=str(corpus)), PAGES, run)
+        assert [passage.text for passage in library.corpus] == texts
+        assert found_by(library, texts[0])
+        (library.corpus.folder / "mark").touch()
+        again = open_pages(dataclasses.replace(config, corpus=str(other)), None, run)
+        assert (again.corpus.folder / "mark").exists()
+    assert library.searched.index.storage == "int8"
+    write_corpus_file(corpus, 2, seed=1)
+    assert len(open_pages(dataclasses.replace(QUICK, corpus=str(corpus)), None, run).corpus) == 2
+    assert not run.exists()
 
 
 def test_an_index_that_cannot_be_searched(folders: dict[str, str], tmp_path: Path) -> None:
@@ -138,36 +143,20 @@ def task(collection: str, *gold: str, until: str = "") -> Sample:
     return Sample("1", "winter?", grades=grades, collection=collection, until=until)
 
 
-@pytest.fixture
-def wanted(tmp_path: Path) -> dict[str, Any]:
-    """The passages of each collection."""
-    folders = {name: write_collection(tmp_path / name, texts, {}) for name, texts in TEXTS.items()}
-    return {name: partial(passages_of, str(folder)) for name, folder in folders.items()}
-
-
 def ids(library: SearchLibrary | KeptResults, where: Sample, query: str) -> list[str]:
     (found,) = library.look([(where, Look(query, 5))])
     assert not isinstance(found, Failure)
     return sorted(each.id for each in found)
 
 
-def test_each_task_searches_its_own_collection(wanted: dict[str, Any], tmp_path: Path) -> None:
-    library = open_collections(QUICK, wanted, tmp_path / "search")
+def test_each_task_searches_its_own_collection(tmp_path: Path) -> None:
+    folders = {name: write_collection(tmp_path / name, texts, {}) for name, texts in TEXTS.items()}
+    configs = {name: dataclasses.replace(QUICK, corpus=str(path)) for name, path in folders.items()}
+    library = Collections({n: open_search(each, None, tmp_path) for n, each in configs.items()})
     north, south = task("north", "d1"), task("south", "d2")
     found: Any = library.look([(each, Look("winter", 5)) for each in (south, north, south)])
     assert [{document.id for document in each} for each in found] == [{"d2"}, {"d1", "d3"}, {"d2"}]
     assert found[0][0].text == TEXTS["south"]["d2"]
-
-
-def test_an_index_serves_rows_beside_collections(wanted: dict[str, Any], tmp_path: Path) -> None:
-    rows = ({"doc_id": name, "text": text} for name, text in TEXTS["north"].items())
-    source, index = write_lines(tmp_path / "corpus.jsonl", rows), tmp_path / "index"
-    index_corpus(source, index, None, IndexSettings(engine="bm25"))
-    asked: Any = {"": None, "south": wanted["south"]}  # the index needs no passages
-    library = open_collections(SearchConfig(index=str(index)), asked, tmp_path / "search")
-    assert ids(library, task(""), "bear") == ["d2"]
-    assert ids(library, task("south"), "bear") == ["d4"]
-    assert not (tmp_path / "search" / "own").exists()
 
 
 def test_a_service_is_asked_until_the_tasks_day() -> None:
