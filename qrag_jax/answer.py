@@ -4,7 +4,7 @@
 
 URL is for example http://127.0.0.1:8000/v1. The model sees each question with the chunks that the
 retriever took; `--filter` drops some of them first. LOG may be one of a query writer (LeReT); then
-the model sees the passages found in the end, and --corpus=RUN/search, or the index, has these.
+the model sees the passages found in the end.
 
 A file that was begun with the same settings is resumed. A question without an answer (the call
 failed, the prompt is too long, the text cannot be read) is counted, and asked again by the next
@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -28,8 +28,6 @@ from tqdm import tqdm
 
 from qrag_jax.data import records
 from qrag_jax.data.sample import BadRecord, Sample
-from qrag_jax.environments.queries import BY_PASSAGE, KEYS, normalised_title
-from qrag_jax.environments.tasks import document_text
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import kind_of
 from qrag_jax.feedback import llm as asking
@@ -44,10 +42,6 @@ from qrag_jax.metrics.answers import RULES, whole_answers
 from qrag_jax.metrics.bootstrap import causes_text
 from qrag_jax.metrics.facts import BY_FACTS, FILTERS, Filter, chunk_filter, fact_em, fact_f1
 from qrag_jax.metrics.summaries import answer_scores, answer_table
-from qrag_jax.retrieval import corpus as stored
-from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.index_folder import CORPUS, version
-from qrag_jax.retrieval.protocol import NONE
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.config_fields import fields_of, section
 from qrag_jax.runtime.whole_files import log_locks, write_json, writing
@@ -63,7 +57,6 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_string("log", None, "Retrieval log with the questions and the chunks taken.")
     flags.DEFINE_string("out", None, "File of answers to write or to go on with.")
     flags.DEFINE_string("data", None, "File the questions are from: for aliases and types.")
-    flags.DEFINE_string("corpus", None, "Of a query writer's log: what was searched.")
     flags.DEFINE_integer("samples", 0, "Questions to answer, 0 for all.", lower_bound=0)
     flags.DEFINE_string("filter", "none", f"Chunk filter: one of {', '.join(FILTERS)}.")
     flags.DEFINE_float("threshold", None, "For qvalue: stop at the first Q <= this.")
@@ -86,9 +79,8 @@ def main() -> int:
     if not (options.llm.url and options.llm.model):
         raise InputError("give --llm.url=http://127.0.0.1:8000/v1 and --llm.model=NAME.")
     log, out = Path(options.log), Path(options.out)
-    corpus = corpus_of(Path(options.corpus)) if options.corpus else None
     verdicts = out.with_name(f"{out.stem}.judge.jsonl")
-    asked = _questions(log, corpus)
+    asked = _questions(log)
     drawn = dict(options.llm) | {"cut_off": options.cut_off}
     generation = Generation.of(drawn, prefix=PREFIX)
     golds = [[question.id, question.rule, question.type, *question.gold] for question in asked]
@@ -100,7 +92,6 @@ def main() -> int:
         "log": hashlib.sha256(log.read_bytes()).hexdigest()[:16],
         "golds": hashlib.sha256(json.dumps(golds).encode()).hexdigest()[:16],
         "filter": {name: value for name, value in applied.items() if value is not None},
-        **({"corpus": corpus.digest} if corpus else {}),
         "prompts": {question.prompt.name: question.prompt.fingerprint for question in asked},
         **{name: value for name, value in vars(generation).items() if name != "count"},
     }
@@ -171,19 +162,11 @@ def answer_settings() -> ml_collections.ConfigDict:
 # ---------------------------------------------------------------- the questions of a log
 
 
-def _questions(log: Path, corpus: StoredCorpus | None) -> list[Question]:
+def _questions(log: Path) -> list[Question]:
     options = flags.FLAGS
     keep = chunk_filter(options.filter, {"threshold": options.threshold, "steps": options.steps})
-    of_queries = kind_of(log) == logs.HOPS.name
-    if of_queries != (corpus is not None):
-        raise InputError(
-            f"{log} is the log of a query writer, which has the ids of passages alone; give the "
-            "folder of what was searched, --corpus=RUN/search or the index."
-            if of_queries
-            else f"--corpus is for logs of query writers, and {log} is none; leave it out."
-        )
-    if corpus is not None:
-        rows = pool_rows(log, corpus)
+    if kind_of(log) == logs.HOPS.name:
+        rows = pool_rows(log)
     else:
         rows = logs.read_retrievals(log, needs_facts=options.filter in BY_FACTS)
     golds = _golds(Path(options.data), {row.id for row in rows}) if options.data else None
@@ -340,39 +323,17 @@ def _ask(
 # ---------------------------------------------------------------- logs of query writers
 
 
-def corpus_of(folder: Path) -> StoredCorpus:
-    """The corpus of an index, of what a run has pooled, or the folder's own."""
-    return StoredCorpus(folder if (folder / stored.NAME).exists() else version(folder) / CORPUS)
-
-
-def pool_rows(log: Path, corpus: StoredCorpus) -> list[logs.Row]:
+def pool_rows(log: Path) -> list[logs.Row]:
     """The rows of a query writer's log as those of a retrieval log, with the pool of the last hop.
 
-    A passage's number is its index, and its text is what the query writer has read of it. There are
-    no Q-values and no return. Gold are pages, as in LeReT: a page counts once, by its passage that
-    was found first, so that `em` is the log's `all_gold`.
+    A passage's number is its place among the texts of the row. There are no Q-values and no return.
+    Gold are pages, as in LeReT: a page counts once, by its passage that was found first, so that
+    `em` is the log's `all_gold`.
     """
-    rows, search = logs.HOPS.read(log), row_log.read_record(log).get("search", {})
-    by = search.get("gold_by")
-    if by not in KEYS:
-        raise InputError(
-            f"{row_log.record_path(log)}, which says what gold pages are known by, is missing or "
-            "has no search.gold_by; bring it back."
-        )
-    gold = _gold_of(rows, corpus, by)
-    names = sorted({name for row in rows for name in (*row.hops[-1].pool, *gold[row.id])})
-    numbers = corpus.numbers(names)
-    _refuse_lacking(corpus, "passages", (n for n, at in zip(names, numbers) if at == NONE))
-    place, clean = dict(zip(names, map(int, numbers))), bool(search.get("clean"))
-    texts = {
-        name: document_text(passage.title, passage.text, clean)
-        for name, passage in zip(names, corpus.passages(numbers), strict=True)
-    }
-
     pooled = []
-    for row in rows:
-        pool, own = row.hops[-1].pool, gold[row.id]
-        facts, taken = ([place[name] for name in each] for each in (own, pool))
+    for row in logs.HOPS.each(log):
+        pool, place = row.hops[-1].pool, {name: n for n, name in enumerate(row.texts)}
+        facts, taken = ([place[name] for name in each] for each in (row.gold, pool))
         answer, *aliases = row.answers or ("",)
         pooled.append(
             logs.Row(
@@ -382,9 +343,9 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[logs.Row]:
                 sf_idx=facts,
                 pred_idx=taken,
                 q_values=[],
-                sf_texts=[texts[name] for name in own],
-                pred_texts=[texts[name] for name in pool],
-                text_len=sum(len(texts[name]) for name in pool),
+                sf_texts=[row.texts[name] for name in row.gold],
+                pred_texts=[row.texts[name] for name in pool],
+                text_len=sum(len(row.texts[name]) for name in pool),
                 f1=fact_f1(facts, taken),
                 em=fact_em(facts, taken),
                 aliases=aliases,
@@ -392,33 +353,6 @@ def pool_rows(log: Path, corpus: StoredCorpus) -> list[logs.Row]:
             )
         )
     return pooled
-
-
-def _gold_of(
-    rows: Sequence[logs.Searched], corpus: StoredCorpus, by: str
-) -> dict[str, tuple[str, ...]]:
-    """A passage of each gold page of each question: that found first, or the corpus' first."""
-    if by == BY_PASSAGE:
-        return {row.id: row.pages for row in rows}
-    names: dict[str, list[str]] = {page: [] for row in rows for page in row.pages}
-    for passage in corpus:
-        if (own := names.get(normalised_title(passage.title))) is not None:
-            own.append(passage.name)
-    _refuse_lacking(corpus, "gold pages", (page for page, own in names.items() if not own))
-
-    def first_of(page: str, pool: Sequence[str]) -> str:
-        own = set(names[page])
-        return next((name for name in pool if name in own), names[page][0])
-
-    return {row.id: tuple(first_of(page, row.hops[-1].pool) for page in row.pages) for row in rows}
-
-
-def _refuse_lacking(corpus: StoredCorpus, what: str, names: Iterable[str]) -> None:
-    if lacking := [*names]:
-        raise InputError(
-            f"the corpus in {corpus.folder} lacks {len(lacking)} {what} of the log, for example "
-            f"{lacking[0]!r}; give the one that was searched."
-        )
 
 
 if __name__ == "__main__":

@@ -158,10 +158,10 @@ def _tokens(row: logs.Prediction, settings: Settings) -> Episode:
 def _hops(row: logs.Searched, settings: Settings) -> Episode:
     last = row.hops[-1].scores if row.hops and not row.failed else {}
     ap, every = last.get("ap"), last.get("all_gold")
-    steps = []
+    steps, gold = [], {*row.pages, *row.gold}
     for hop in row.hops:
         pairs = hop.found or [(name, None) for name in hop.pool]
-        found = [Found(name, score, name in row.pages) for name, score in pairs]
+        found = [Found(n, score, n in gold, row.texts.get(n, "")) for n, score in pairs]
         head = [*filter(None, [hop.outcome]), _scores(hop.scores)]
         steps.append(Step(head, hop.query, found=found))
     return Episode(

@@ -175,6 +175,8 @@ class Searched:
     pages: tuple[str, ...]  # keys of its gold pages
     hops: tuple[Hop, ...]  # as many, with the same scores, in all rows of a log
     source: str = ""
+    gold: tuple[str, ...] = ()  # a passage of each gold page: found first, or the first of all
+    texts: Mapping[str, str] = dataclasses.field(default_factory=dict)  # of these and the last pool
 
     @property
     def failed(self) -> bool:

@@ -149,10 +149,24 @@ def search_hops(
             hops[place].append(Hop(**wrote, pool=tuple(each.id for each in pool), scores=scores))
         going = [place for place in going if hops[place][-1].outcome != STOPPED]
     rows = [
-        SearchedRow(s.id, s.question, s.answers, s.pages, tuple(own), s.source)
-        for s, own in zip(states, hops, strict=True)
+        searched_row(config, library, state, last.pool, own)
+        for state, last, own in zip(states, now, hops, strict=True)
     ]
     return rows, tried
+
+
+def searched_row(
+    config: LeretConfig, library: CorpusLibrary, state: QueryState, pool: Pool, hops: Sequence[Hop]
+) -> SearchedRow:
+    """How a question was searched for, with the texts of the last pool, and of the gold pages."""
+    known = {key_of(each, config.search.gold_by): each for each in library.named(state.gold_ids)}
+    known |= {key_of(each, config.search.gold_by): each for each in reversed(pool)}  # first wins
+    gold = [known[page] for page in state.pages if page in known]
+    return SearchedRow(
+        *(state.id, state.question, state.answers, state.pages, tuple(hops), state.source),
+        gold=tuple(each.id for each in gold),
+        texts={each.id: each.text for each in (*pool, *gold)},
+    )
 
 
 def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) -> Play:

@@ -13,13 +13,10 @@ import pytest
 from qrag_jax import answer as answers
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.llm import Question
-from qrag_jax.feedback.pairs import pool_scores
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics.facts import chunk_filter, fact_recall
 from qrag_jax.metrics.rows import ANSWERS, HOPS, Hop, Miss, Row, Searched
-from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
-from qrag_jax.retrieval.protocol import Passage
 
 NONE = chunk_filter("none")
 LOG = Path("log.jsonl")
@@ -165,46 +162,16 @@ def test_the_judge_is_asked_once_for_each_prediction(tmp_path: Path) -> None:
 
 # ---------------------------------------------------------------- pools of a query writer
 
-PASSAGES = [
-    Passage("p0", "It is by Ada.", "The Mill"),
-    Passage("p1", "It has ``two'' wheels.", "The Mill!"),
-    Passage("p2", "Ada was born in Oslo.", "Ada"),
-    Passage("the mill", "Nothing.", ""),  # an id that reads as the key of a title
-]
 
-
-@pytest.fixture
-def corpus(tmp_path: Path) -> StoredCorpus:
-    write_corpus(tmp_path / "corpus", PASSAGES)
-    return answers.corpus_of(tmp_path)
-
-
-def log_of(folder: Path, pages: tuple[str, ...], pool: tuple[str, ...]) -> Path:
+def test_the_pool_of_the_last_hop_is_answered_from(tmp_path: Path) -> None:
     scores = {"recall": 0.5, "ap": 0.25, "all_gold": 0.0}
-    hops = (Hop("mill", "searched", pool, scores),)
-    row = Searched("q1", "Where was its founder born?", ("Oslo", "Kristiania"), pages, hops)
-    path = folder / "log.jsonl"
-    HOPS.write(path, [row], {"search": {"gold_by": "title", "clean": True}})
-    return path
-
-
-def test_a_page_counts_once_as_in_the_logs_scores(tmp_path: Path, corpus: StoredCorpus) -> None:
-    page_of = {"p0": "the mill", "p1": "the mill", "p2": "ada"}
-    gold = {("p2",): [0, 2], ("p1", "p0"): [1, 2], ("p0", "p2", "p1"): [0, 2]}
-    for pool, places in gold.items():
-        (row,) = answers.pool_rows(log_of(tmp_path, ("the mill", "ada"), pool), corpus)
-        assert row.sf_idx == places
-        pages = [page_of[name] for name in pool]
-        scores = pool_scores(pages, ("the mill", "ada"), 1, 3)
-        assert row.em == scores["all_gold"]
-        assert fact_recall(row.sf_idx, row.pred_idx) == scores["recall"]
-        if 1 in places:
-            assert row.sf_texts[0] == '# The Mill!\nIt has "two" wheels.'
-
-
-def test_pools_of_another_corpus_are_refused(tmp_path: Path, corpus: StoredCorpus) -> None:
-    for pages, pool, word in ((("ada", "bern"), ("p2",), "'bern'"), (("ada",), ("p9",), "'p9'")):
-        with pytest.raises(InputError, match=word):
-            answers.pool_rows(log_of(tmp_path, pages, pool), corpus)
-    (empty,) = answers.pool_rows(log_of(tmp_path, ("ada",), ()), corpus)  # nothing was found
-    assert (empty.pred_idx, empty.em) == ([], 0.0)
+    hops = tuple(Hop("mill", "searched", pool, scores) for pool in (("a",), ("a", "c")))
+    texts = {"a": "# Mill\nBy Ada.", "c": "# Oak\nA tree.", "b": "# Ada\nOf Oslo."}
+    asked = ("q1", "Where?", ("Oslo", "Kristiania"), ("mill", "ada"))
+    log = tmp_path / "log.jsonl"
+    HOPS.write(log, [Searched(*asked, hops, gold=("a", "b"), texts=texts)], {})
+    (row,) = answers.pool_rows(log)
+    assert (row.answer, row.aliases, row.em) == ("Oslo", ["Kristiania"], 0.0)
+    assert fact_recall(row.sf_idx, row.pred_idx) == 0.5
+    assert row.pred_texts == [texts["a"], texts["c"]]
+    assert row.sf_texts == [texts["a"], texts["b"]]

@@ -16,6 +16,7 @@ from examples.worlds.scripts import bridge_question
 from qrag_jax.environments.episode import Document, Ended, Failed, Look
 from qrag_jax.environments.queries import (
     BY_PASSAGE,
+    BY_TITLE,
     STOPPED,
     TOO_LONG,
     QueryAgent,
@@ -34,7 +35,7 @@ from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.leret import Leret
 from qrag_jax.systems.leret_config import LeretConfig
-from qrag_jax.systems.leret_tries import Asked, search_hops, states_of, try_of
+from qrag_jax.systems.leret_tries import Asked, search_hops, searched_row, states_of, try_of
 from tests.entry_points import metric_lines
 from tests.environments.trying import BERG, LATER, OSLO, RAIN, STATE, tiny_speech
 from tests.systems.corpora import tree
@@ -198,6 +199,19 @@ def test_pools_grow_hop_by_hop(speech: Speech) -> None:
     assert [[start.task.hop for start in each] for each in asked] == [[1, 1], [2, 2]]
     opening = speech.scaffold.opening(PROMPT.messages(STATE))
     assert (first[0].read, second[0].read > len(opening)) == (len(opening), True)
+
+
+def test_a_gold_page_has_its_passage_that_was_found_first() -> None:
+    """Else the first of all; the row has the texts of these and of the pool."""
+    other = BERG._replace(id="d", text="# Ada Berg\nShe is a smith.")
+    state = dataclasses.replace(STATE, gold_ids=("a", "b"), pages=("ada berg", "oslo"))
+    search = dataclasses.replace(CONFIG.search, gold_by=BY_TITLE)
+    by_title = dataclasses.replace(CONFIG, search=search)
+    for pool, gold in (((), ("a", "b")), ((RAIN, other, BERG), ("d", "b"))):
+        row = searched_row(by_title, LIBRARY, state, pool, [])
+        assert row.gold == gold
+        shown = {each.id: each.text for each in (BERG, OSLO, *pool)}
+        assert row.texts == {name: shown[name] for name in {*gold, *(p.id for p in pool)}}
 
 
 def test_draws_depend_on_stream_hop_and_question_alone(speech: Speech) -> None:
