@@ -18,7 +18,7 @@ COMMANDS = {
     "export": "write the towers as sentence-transformers models",
     "index": "embed a corpus, so that it can be searched",
     "search": "search an index, in several steps with a trained retriever",
-    "validate_data": "check a data file before a training does, or write it in the neutral schema",
+    "data": "check a data file before a training does, or write it in the neutral schema",
     "serve": "serve a search over HTTP, or as a tool over MCP",
     "serve_llm": "serve a language model for trainers on other terminals",
 }

@@ -1,4 +1,4 @@
-"""The commands `filter_data`, with a training on what it finds, and `validate_data`."""
+"""The commands `filter_data`, with a training on what it finds, and `data`."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_training_draws_the_kept_ones(log: Path, tmp_path: Path) -> None:
         assert all(number < len(kept) for number, _ in experience.samples)
 
 
-# ---------------------------------------------------------------- validate_data
+# ---------------------------------------------------------------- data
 
 
 def record(name: str, paragraphs: int) -> dict[str, Any]:
@@ -92,13 +92,13 @@ def record(name: str, paragraphs: int) -> dict[str, Any]:
 
 def test_what_validation_keeps_mends_and_skips(tmp_path: Path, commands: Commands) -> None:
     path = write_lines(tmp_path / "mine.jsonl", [record("a", 2), record("b", 3), record("c", 4)])
-    out = commands.succeed("validate_data", "--source", "hotpotqa", "--path", str(path))
+    out = commands.succeed("data", "--source", "hotpotqa", "--path", str(path))
     assert "3 read, 3 kept, 0 skipped" in out
     bad = record("x", 3) | {"supporting_facts": [["T9", 0]]}
     beyond = record("b", 2) | {"supporting_facts": [["T1", 7], ["T0", 0]]}
     write_lines(tmp_path / "dev.jsonl", [record("a", 2), bad, bad, record("a", 2), beyond])
     write_lines(tmp_path / "train.jsonl", [record("a", 2)])
-    arguments = ("validate_data", "--source=hotpotqa", f"--path={tmp_path}")
+    arguments = ("data", "--source=hotpotqa", f"--path={tmp_path}")
     ended = commands.run(*arguments, "--split=dev")
     assert ended.returncode == 1
     assert "5 read, 2 kept, 3 skipped" in ended.stdout
@@ -115,4 +115,4 @@ def test_files_that_cannot_be_validated(tmp_path: Path, commands: Commands) -> N
         ("hotpotqa", "", "--path"),
     ):
         words = (f"--source={source}", f"--path={given}")
-        assert name in refusal(commands.run("validate_data", *words))
+        assert name in refusal(commands.run("data", *words))

@@ -87,7 +87,7 @@ def own_halves(source: str, folder: Path, out: Path) -> dict[str, Path]:
     for name, path in write_halves(source, folder, out).items():
         neutral[f"own_{name}"] = out / "own" / path.name
         words = (f"--source={source}", f"--path={path}", f"--out={neutral[f'own_{name}']}")
-        once(out / f"own-{name}.done", command, "qrag_jax.validate_data", *words)
+        once(out / f"own-{name}.done", command, "qrag_jax.data", *words)
     return neutral
 
 

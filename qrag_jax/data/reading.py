@@ -130,10 +130,7 @@ def load_samples(
         records, parse = columns.over(records), partial(parse, columns=columns)
     if apart:
         parse = partial(_with_hops, parse, known)
-    fix = (
-        f"check that it is {source} data, with python -m qrag_jax.validate_data --source {source} "
-        "--path FILE"
-    )
+    fix = f"check that it is {source} data, with qrag data --source={source} --path=FILE"
     return usable(source, (files, records), parse, fix, limit)
 
 

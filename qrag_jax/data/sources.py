@@ -291,7 +291,7 @@ class Columns:
             there = ", ".join(map(repr, record)) or "none"
             raise InputError(
                 f"{where}: there is no field {name!r} with the {field}, only {there}; name it "
-                f"with --config.data.columns.{field}=NAME (validate_data: --columns={field}=NAME)."
+                f"with --config.data.columns.{field}=NAME (qrag data: --columns={field}=NAME)."
             )
 
 
