@@ -27,12 +27,11 @@ import numpy as np
 from absl import flags
 
 from qrag_jax import systems
-from qrag_jax.data.corpora import read_qrels
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import evaluation
+from qrag_jax.evaluators.token_scores import measured
 from qrag_jax.metrics.bootstrap import crossed_interval, interval_text, named
 from qrag_jax.metrics.facts import score_columns
-from qrag_jax.metrics.ranking import ranking_columns
 from qrag_jax.metrics.rows import (
     AGENTS,
     HOPS,
@@ -245,8 +244,7 @@ def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
     """The scores of each question in a log of a run: id → name → value.
 
     A question whose episode failed has none. Scores of hops are also by the number of the hop,
-    such as hop1/recall. Rewrites are scored by the judgements that the evaluation wrote; their ids
-    are COLLECTION/ID.
+    such as hop1/recall. Ids of rewrites are COLLECTION/ID.
     """
     kind = evaluation.kind_of(path)
     if kind == PREDICTIONS.name:
@@ -268,21 +266,10 @@ def _hops(rows: Sequence[Searched]) -> dict[str, list[float]]:
 
 
 def _rewrites(path: Path, measures: Sequence[str]) -> dict[str, dict[str, float]]:
-    from qrag_jax.systems.deepretrieval import QRELS, RUNS
-    from qrag_jax.systems.search import OWN
-
-    rankings: dict[str, dict[str, Any]] = {}
-    for row in REWRITES.read(path):
-        if not row.failed:
-            rankings.setdefault(row.collection, {})[row.id] = row.ranking
-    scores: dict[str, dict[str, float]] = {}
-    for collection, by_query in rankings.items():
-        qrels = read_qrels(path.parent / RUNS / (collection or OWN) / QRELS)
-        qrels = {name: qrels[name] for name in by_query if name in qrels}
-        for measure, column in ranking_columns(by_query, qrels, measures).items():
-            for name, value in column.items():
-                scores.setdefault(f"{collection}/{name}", {})[measure] = value
-    return scores
+    rows = [row for row in REWRITES.read(path) if not row.failed]
+    columns = measured(rows, measures).items()
+    names = (f"{row.collection}/{row.id}" for row in rows)
+    return {name: {m: float(column[n]) for m, column in columns} for n, name in enumerate(names)}
 
 
 # ---------------------------------------------------------------- the table

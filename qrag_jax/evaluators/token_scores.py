@@ -136,7 +136,7 @@ def rewrite_evaluation(
 ) -> Evaluation:
     """Scores the played queries of a training next to the original ones."""
     original, columns = (
-        {name: column[~np.isnan(column)] for name, column in measured(tasks, of, measures).items()}
+        {name: column[~np.isnan(column)] for name, column in measured(of, measures).items()}
         for of in (originals, rows)
     )
     scores, baselines = bootstrap.means(columns), bootstrap.means(original)
@@ -157,14 +157,12 @@ def rewrite_evaluation(
     return found
 
 
-def measured(
-    tasks: Sequence[Sample], rows: Sequence[RewriteRow], measures: Sequence[str]
-) -> WayScores:
+def measured(rows: Sequence[RewriteRow], measures: Sequence[str]) -> WayScores:
     """Each measure of each query; what is no query has found nothing."""
     # Names, since ids of collections may be alike.
     ranked = {f"{n}": row.ranking for n, row in enumerate(rows) if not row.failed}
     columns = {name: np.full(len(rows), np.nan) for name in measures}
-    qrels = {name: dict(tasks[int(name)].grades) for name in ranked}
+    qrels = {name: rows[int(name)].grades for name in ranked}
     for measure, column in ranking_columns(ranked, qrels, measures).items() if ranked else ():
         columns[measure][[*map(int, column)]] = [*column.values()]
     return columns
@@ -207,6 +205,7 @@ def played_row(task: Sample, episode: Episode, speech: Speech, form: str = "") -
         query="",
         text=text,
         sampled=0 if turn is None else len(turn.sampled),
+        grades=dict(task.grades),
     )
     if isinstance(ended, Failed):
         cut_off = turn is None or turn.finish == "length"
@@ -219,7 +218,8 @@ def played_row(task: Sample, episode: Episode, speech: Speech, form: str = "") -
 
 def searched_row(task: Sample, query: str, found: Sequence[Document] | Failure) -> RewriteRow:
     """The row of a query that no model wrote."""
-    row = RewriteRow(task.id, task.collection, task.question, query)
+    asked = task.id, task.collection, task.question
+    row = RewriteRow(*asked, query, grades=dict(task.grades))
     if isinstance(found, Failure):
         return dataclasses.replace(row, outcome=found.cause)
     return dataclasses.replace(row, found=_scored(found))

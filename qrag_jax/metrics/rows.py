@@ -195,6 +195,7 @@ class RewriteRow:
     text: str = ""  # what the model wrote
     found: tuple[tuple[str, float], ...] | None = ()
     sampled: int = 0
+    grades: Mapping[str, int] = dataclasses.field(default_factory=dict)  # of judged documents
 
     @property
     def failed(self) -> bool:

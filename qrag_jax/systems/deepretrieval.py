@@ -314,7 +314,7 @@ def _compared(
     measures: Sequence[str],
 ) -> tuple[dict[str, Any], list[str]]:
     """`pooled` over all queries, and `collections`, each by its name; and their tables."""
-    ways = {label: measured(tasks, own, measures) for label, own in rows.items()}
+    ways = {label: measured(own, measures) for label, own in rows.items()}
     places: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
         places.setdefault(task.collection or OWN, []).append(number)

@@ -173,7 +173,7 @@ def test_what_is_no_query_found_nothing_and_what_failed_has_no_score() -> None:
     unreadable = rewritten("(ada berg", outcome=queries.UNREADABLE)
     too_long = rewritten("", outcome=queries.TOO_LONG)
     rows = rows_of(tasks, [rewritten("ada", "b", "a"), too_long, FAILED, unreadable])
-    columns = token_scores.measured(tasks, rows, ["rr@10"])
+    columns = token_scores.measured(rows, ["rr@10"])
     np.testing.assert_array_equal(columns["rr@10"], [0.5, 0.0, np.nan, 0.0])
     # What the search cannot read has a format.
     shapes = token_scores.shape_of_rows(tasks[3:], rows[3:])

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from qrag_jax.data.corpora import write_qrels
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import newest_log
 from qrag_jax.metrics.bootstrap import crossed_interval
@@ -133,20 +132,16 @@ def test_hops_are_those_after_the_last(run: Path) -> None:
     assert scores["q0"]["hop1/all_gold"] == 1.0
 
 
-def test_rewrites_are_scored_by_the_judgements_of_their_collection(run: Path) -> None:
+def test_rewrites_are_scored_by_their_judgements(run: Path) -> None:
     ranking = (("d2", 2.0), ("d1", 1.0), ("d3", 0.5))
+    one, two, three = {"d1": 1, "d9": 1}, {"d2": 1}, {"d1": 1}
     rows = [
-        RewriteRow("1", "a", "x", "y", "rewritten", "", ranking),
-        RewriteRow("1", "b", "x", "y", "rewritten", "", ranking),
-        RewriteRow("2", "b", "x", "", "no_query", "", None),
-        RewriteRow("3", "b", "x", "", "timeout", "", None),
+        RewriteRow("1", "a", "x", "y", "rewritten", "", ranking, grades=one),
+        RewriteRow("1", "b", "x", "y", "rewritten", "", ranking, grades=two),
+        RewriteRow("2", "b", "x", "", "no_query", "", None, grades=three),
+        RewriteRow("3", "b", "x", "", "timeout", "", None, grades=three),
     ]
     REWRITES.write(run / "eval/last-4.jsonl", rows, {})
-    for collection, qrels in (
-        ("a", {"1": {"d1": 1, "d9": 1}}),
-        ("b", {"1": {"d2": 1}, "2": {"d1": 1}, "3": {"d1": 1}}),
-    ):
-        write_qrels(run / "eval/trec" / collection / "qrels.txt", qrels)
     main, scores = scores_of(run)
     assert main == "recall@2"
     # No query was written for b/2, which is the model's own doing; the search of b/3 failed.
