@@ -7,10 +7,9 @@ The file has one JSON line for each question and draw: the ids that were observe
 their log-probabilities, the text of each turn, the parts of the reward and the reward. Give the
 same command again to go on after a stop. `qrag evaluate` scores a run, `qrag show` shows files.
 
-Of a query writer (LeReT), a line has the queries of a question, and its passages hop by hop; with
---iteration=1 --preferences=pairs.jsonl, the pairs of an iteration's tries are written in TRL's
-columns. Of a query rewriter (DeepRetrieval), a line has the original query, what the model wrote,
-the query that was read from it and what that found; --questions=queries.txt gives others.
+Of a query writer (LeReT), a line has the queries of a question, and its passages hop by hop. Of a
+query rewriter (DeepRetrieval), a line has the original query, what the model wrote, the query that
+was read from it and what that found; --questions=queries.txt gives others.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ from qrag_jax.systems.scoring import (
 EXAMPLE = "configs/rlvr.py:smol"
 RLVR, LERET, DEEPRETRIEVAL = SYSTEMS = ("rlvr", "leret", "deepretrieval")
 # Flag → the system that reads it.
-READ_BY = {
-    **dict.fromkeys(("sampled", "retriever"), (RLVR,)),
-    **dict.fromkeys(("preferences", "iteration"), (LERET,)),
-}
+READ_BY = dict.fromkeys(("sampled", "retriever"), (RLVR,))
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to ask, 0 for all.", lower_bound=0)
 SAMPLED = flags.DEFINE_integer(
     "sampled",
@@ -62,10 +58,6 @@ QUESTIONS = flags.DEFINE_string(
     "file of queries, .txt, .json or .jsonl; default config.queries.test.",
 )
 RETRIEVER = flags.DEFINE_string("retriever", None, "Default config.search.engine.")
-PREFERENCES = flags.DEFINE_string(
-    "preferences", None, "Of LeReT: file of the pairs of --iteration, NAME.jsonl; plays nothing."
-)
-ITERATION = flags.DEFINE_integer("iteration", None, "Of LeReT: see --preferences.", lower_bound=1)
 OUT = flags.DEFINE_string("out", None, "File to write, or to go on with: NAME.jsonl.")
 RESTART = flags.DEFINE_bool("restart", False, "Throw the file away instead of going on with it.")
 
@@ -81,13 +73,9 @@ def main() -> int:
     file = Path(OUT.value) if OUT.value else None
     if file and file.suffix != ".jsonl":
         raise InputError(f"--out={file} is not named as JSON lines; give a name.jsonl.")
-    if (PREFERENCES.value is None) != (ITERATION.value is None):
-        raise InputError("--preferences=FILE and --iteration=N go together; give both.")
-    if workdir and PREFERENCES.value:
-        return _preferences(workdir, config, Path(PREFERENCES.value), ITERATION.value or 1)
     folder, draws = workdir or _own_folder(Path(str(file))), SAMPLED.value or 1
-    kind, options = _kind(config), ScoreOptions("", sampled=SAMPLED.value)
-    asked = {"folder": folder, **_asked(workdir, config, file)}
+    kind, options = systems.module(config).SYSTEM, ScoreOptions("", sampled=SAMPLED.value)
+    asked = {"folder": folder, **_asked(kind, workdir, config, file)}
     opened = open_predictor(kind, config, workdir, options, **asked)
     with writing(file or folder, "--out"), opened as player:
         weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
@@ -106,14 +94,9 @@ def main() -> int:
     return 0
 
 
-def _kind(config: ConfigDict) -> Any:
-    return systems.module(config).SYSTEM.played_by(config)
-
-
-def _asked(workdir: Path | None, config: ConfigDict, out: Path | None) -> dict[str, Any]:
+def _asked(kind: Any, workdir: Path | None, config: ConfigDict, out: Path | None) -> dict[str, Any]:
     """Which questions are asked; if they are others than the run's, what they search is beside."""
-    kind, asked = _kind(config), dict[str, Any]()
-    fields = kind.OF_QUESTIONS if kind.SEARCH else ()
+    asked, fields = dict[str, Any](), kind.OF_QUESTIONS if kind.SEARCH else ()
     if config.system == DEEPRETRIEVAL and QUESTIONS.value:
         if out is None:
             raise InputError(
@@ -125,17 +108,6 @@ def _asked(workdir: Path | None, config: ConfigDict, out: Path | None) -> dict[s
     return asked
 
 
-def _preferences(workdir: Path, config: ConfigDict, path: Path, iteration: int) -> int:
-    from qrag_jax.systems.leret import write_pairs
-
-    opened = open_predictor(_kind(config), config, workdir, ScoreOptions(""), trains=True)
-    with writing(path, "--preferences"), opened as predictor:
-        pairs, states, others = write_pairs(predictor.system, iteration, path)
-    of = f"{states} states of iteration {iteration}"
-    print(f"{pairs} pairs of {of}: {path}; {others} states have none")
-    return 0
-
-
 def _config() -> tuple[Path | None, ConfigDict]:
     """The run's folder and the config, with the questions and the retriever of the command line."""
     workdir, config = run_flags.experiment_or_run()
@@ -145,7 +117,7 @@ def _config() -> tuple[Path | None, ConfigDict]:
     if not workdir and system != RLVR:
         raise InputError(
             f"--config is an experiment of {system}; give one of {RLVR}, for example "
-            f"--config={EXAMPLE}, or a run of {' or '.join(SYSTEMS[1:])} by --workdir."
+            f"--config={EXAMPLE}, or a run of {LERET} or {DEEPRETRIEVAL} by --workdir."
         )
     commandline.refuse_unread(READ_BY, system, "runs of ")
     config = config.copy_and_resolve_references()

@@ -423,7 +423,7 @@ class QueryScript:
         prompt: QueryPrompt,
     ) -> QueryScript:
         by_id = {each.id: each for each in questions}
-        known, _ = states_on([each.query for each in questions], library.corpus, gold_by)
+        known = states_on([each.query for each in questions], library.corpus, gold_by)
         styled = dataclasses.replace(prompt, variants=style_variants())
         return cls(library, [(state, by_id[state.id]) for state in known], styled)
 

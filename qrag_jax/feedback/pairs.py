@@ -22,6 +22,7 @@ import collections
 import dataclasses
 import hashlib
 import itertools
+import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ from qrag_jax.data.records import TEXT, get, read_records, refused
 from qrag_jax.environments.queries import SEARCHED
 from qrag_jax.errors import InputError, one_of
 from qrag_jax.metrics import ranking
+from qrag_jax.runtime.whole_files import write_whole
 
 
 class StateKey(NamedTuple):
@@ -176,8 +178,8 @@ PAIRED, ALL_SOLVED, ALL_ZERO, TIED, UNPAIRED, UNSCORED = REASONS
 class PairsConfig:
     """Section `pairs`: which queries are preferred to which."""
 
-    # File of pairs (JSON lines with TRL's columns prompt, chosen, rejected, as qrag predict
-    # --preferences writes them) of which the first iteration learns; "": it learns from tries, too
+    # File of pairs (JSON lines with TRL's columns prompt, chosen and rejected, as other runs keep
+    # them in tries/iteration-1/pairs.jsonl) of which the first iteration learns; "": of tries
     path: str = ""
     # A query that has one of these in it repeats the prompt's passages, and is dropped
     degenerate: tuple[str, ...] = ("Passages found so far", "[1]")
@@ -192,14 +194,20 @@ class PairsConfig:
 COLUMNS = ("prompt", "chosen", "rejected")  # TRL's
 
 
-def read_pairs(path: Path) -> list[tuple[str, str, str]]:
+def read_pairs(path: str) -> list[tuple[str, str, str]]:
     """The pairs of a file of records, as `COLUMNS`; a prompt is text of the chat template."""
     pairs = list[tuple[str, str, str]]()
-    for where, row in read_records(path):
+    for where, row in read_records(Path(path).expanduser()) if path else ():
         with refused(where):
             prompt, chosen, rejected = (get(row, TEXT, name) for name in COLUMNS)
         pairs.append((prompt, chosen, rejected))
     return pairs
+
+
+def write_pairs(path: Path, pairs: Iterable[tuple[str, str, str]]) -> None:
+    # ASCII alone, so that half surrogate pairs, which models do write, survive.
+    lines = (json.dumps(dict(zip(COLUMNS, pair, strict=True))) for pair in pairs)
+    write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
 class Pair(NamedTuple):

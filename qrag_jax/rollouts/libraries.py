@@ -19,6 +19,7 @@ from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.retrieval.corpus import StoredCorpus, names_of
 from qrag_jax.retrieval.own_documents import OwnRetriever
 from qrag_jax.retrieval.protocol import NONE
+from qrag_jax.runtime.run import log
 
 if TYPE_CHECKING:  # not every library is searched by them
     from qrag_jax.retrieval.multi_step import SingleStepSearch
@@ -116,13 +117,19 @@ def on_corpus(tasks: Iterable[ToolTask], corpus: StoredCorpus) -> list[ToolTask]
     def ids(texts: Sequence[str]) -> tuple[str, ...]:
         return tuple(names[text] for text in texts) if names.keys() >= set(texts) else ()
 
-    return [dataclasses.replace(task, documents=(), gold_ids=ids(texts)) for task, texts in gold]
+    found = [dataclasses.replace(task, documents=(), gold_ids=ids(texts)) for task, texts in gold]
+    if without := sum(not task.gold_ids for task in found):
+        log(
+            f"{without} of {len(found)} questions have a gold document that is not in the corpus; "
+            "their recall counts as 0, and citations as right"
+        )
+    return found
 
 
 def states_on(
     questions: Sequence[Sample], corpus: StoredCorpus, by: str, max_missing_share: float = 0.0
-) -> tuple[list[QueryState], str]:
-    """The states before the first hop, and one line on what the corpus lacks; "": nothing.
+) -> list[QueryState]:
+    """The states before the first hop; a line says what the corpus lacks.
 
     States are those of the questions all of whose gold pages are in the corpus; the others no
     search could solve. By title, all passages of a page are its gold passages, and pages of one
@@ -171,8 +178,10 @@ def states_on(
             f"({first}); give the corpus that they are about in config.search.index"
             f"{raising if states else ''}."
         )
-    left_out = f"{len(lacking)} of {len(questions)} questions left out, of which the corpus lacks a"
-    return states, f"{left_out} gold page; {first}" if lacking else ""
+    if lacking:
+        left_out = f"{len(lacking)} of {len(questions)} questions left out"
+        log(f"{left_out}, of which the corpus lacks a gold page; {first}")
+    return states
 
 
 def _by_title(pages: Iterable[Passage], corpus: StoredCorpus) -> dict[Passage, tuple[str, ...]]:

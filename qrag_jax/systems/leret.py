@@ -13,7 +13,6 @@ made with.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -29,7 +28,7 @@ from qrag_jax.environments import queries
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.evaluators.token_scores import query_evaluation
-from qrag_jax.feedback.pairs import COLUMNS, check_found, check_pairs, read_pairs, report_of
+from qrag_jax.feedback.pairs import check_found, check_pairs, read_pairs, report_of, write_pairs
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_policy import row_log_probs
 from qrag_jax.llm.text import prompts
@@ -48,10 +47,11 @@ from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import has_begun, read_fields
-from qrag_jax.runtime.whole_files import run_lock, write_json, write_whole
+from qrag_jax.runtime.whole_files import write_json
 from qrag_jax.systems import scoring, token_system
 from qrag_jax.systems.leret_config import PREFERENCE, SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.leret_tries import (
+    PAIRS,
     Lesson,
     Lessons,
     PlayBy,
@@ -113,16 +113,8 @@ def load_inputs(
     begun = search is None and has_begun(workdir)
     library = open_search(settings, passages, search or workdir / CORPUS, begun=begun)
 
-    def states_on_corpus(questions: Sequence[Sample]) -> list[queries.QueryState]:
-        most = settings.max_missing_share
-        states, left_out = states_on(
-            questions, library.corpus, settings.gold_by, max_missing_share=most
-        )
-        if left_out:
-            log(left_out)
-        return states
-
-    states = states_on_corpus(train) if trains else []
+    by = library.corpus, settings.gold_by, settings.max_missing_share
+    states = states_on(train, *by) if trains else []
     variants = queries.style_variants() if config.tries.ways == STYLED else ()
     prompt = queries.QueryPrompt(prompts.load(writing.prompt), variants, writing.passage_words)
     script = None
@@ -131,22 +123,21 @@ def load_inputs(
             made["train"], library, settings.gold_by, prompt
         )
     data = {"prompt": prompt.prompt.fingerprint, "corpus": library.corpus.digest}
-    if (path := config.pairs.path) and trains:
-        pairs = read_pairs(Path(path).expanduser())
-        data["pairs"] = token_system.fingerprint(pairs)
+    pairs = read_pairs(config.pairs.path) if trains else []
+    data |= {"pairs": token_system.fingerprint(pairs)} if pairs else {}
     return token_system.token_inputs(
         config,
         workdir,
         mesh,
         turn=writing.query_tokens,
         train=states,
-        dev=states_on_corpus(every_dev),
+        dev=states_on(every_dev, *by),
         digest=digest_of,
         agent=queries.QueryAgent(prompt, writing.k, writing.stop),
         asks=lambda state: [prompt.messages(state.asked_by(n)) for n in range(len(prompt.names))],
         library=library,
         script=script,
-        pairs=pairs if path and trains else (),
+        pairs=pairs,
         data=data,
     )
 
@@ -244,15 +235,20 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         The state has the weights that make what is missing; None: these are gone.
         """
         if self._from_file(iteration):
-            lessons = lessons_in(self.inputs.pairs, self.inputs.speech)
-            count, path = len(lessons.of[PREFERENCE]), self.config.pairs.path
-            log(f"iteration {iteration}: {count} pairs of {path}, {lessons.too_long} are too long")
+            lessons, file = (
+                lessons_in(self.inputs.pairs, self.inputs.speech),
+                self.config.pairs.path,
+            )
+            count = len(lessons.of[PREFERENCE])
+            log(f"iteration {iteration}: {count} pairs of {file}, {lessons.too_long} are too long")
             return lessons
         play = None if state is None else self.play_by(self.weights(state), stop)
         tries, shown = self.trying.iteration(iteration, play, stop)
         check_found(tries)
         states = states_of(self.config, tries)
         lessons = lessons_of(states, shown, self.inputs.agent.prompt, self.inputs.speech)
+        path = self.trying.folder(iteration) / PAIRS
+        hosts.first_does(partial(write_pairs, path, lessons.texts))
         unscored = sum(not each.scored for each in tries)
         log(
             f"iteration {iteration}: {report_of(states)}; {unscored} tries without a score, "
@@ -425,38 +421,3 @@ SYSTEM = Leret
 open_system = partial(token_system.open_token_system, Leret)
 score_run = partial(scoring.score_language_model, Leret)
 before_devices, check = LeretConfig.before_devices, LeretConfig.of
-
-
-def write_pairs(system: Leret, iteration: int, path: Path) -> tuple[int, int, int]:
-    """Writes the pairs of an iteration's tries as JSON lines with the columns `COLUMNS`.
-
-    TRL's `DPOTrainer` reads them, and so does `config.pairs.path`; a prompt is the bare one's text.
-    The tries are read from the run's folder, in which nobody may train meanwhile, and are paired as
-    the run pairs them. Weights of pairs are not in the file.
-
-    Returns:
-        Numbers of pairs, of states that have some, and of those that have none.
-    """
-    config = system.config
-    first = 2 if config.pairs.path else 1
-    if not first <= iteration <= config.iterations:
-        raise InputError(
-            f"--iteration={iteration}: the run has tries of the iterations {first} to "
-            f"{config.iterations}."
-        )
-    with run_lock(system.workdir):
-        tries, shown = system.trying.iteration(iteration, None, StopSignal())
-    speech, states = system.inputs.speech, states_of(config, tries)
-    lines, paired = list[str](), [state for state in states if state.pairs]
-    for state in paired:
-        assert state.at is not None
-        messages = system.inputs.agent.prompt.messages(shown[state.at].asked_by(0))
-        ids = speech.scaffold.opening(messages)
-        text = speech.tokenizer.decode(ids.tolist(), skip_special_tokens=False)
-        for pair in state.pairs:
-            chosen, rejected = (state.queries[n].query for n in (pair.winner, pair.loser))
-            # ASCII alone, so that half surrogate pairs, which models do write, survive.
-            row = dict(zip(COLUMNS, (text, chosen, rejected), strict=True))
-            lines.append(json.dumps(row))
-    write_whole(path, "".join(f"{line}\n" for line in lines))
-    return len(lines), len(paired), len(states) - len(paired)

@@ -188,7 +188,7 @@ def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) 
 
 # ---------------------------------------------------------------- the tries of an iteration
 
-FOLDER = "tries"  # in the run's folder
+FOLDER, PAIRS = "tries", "pairs.jsonl"  # in the run's folder, and in those of iterations there
 TRIES = RowLog("tries", Try)
 _SPREAD = 256  # keys of questions lie so far apart
 _HOPS = 64  # most hops, likewise
@@ -381,6 +381,7 @@ class Lessons(NamedTuple):
     # that iterations whose lessons differ share a program.
     longest: list[Segment]
     too_long: int  # states that were left out, because prompt and query have more tokens than fit
+    texts: Sequence[tuple[str, str, str]]  # the pairs as files of them have them
 
 
 def lessons_of(
@@ -391,7 +392,7 @@ def lessons_of(
 ) -> Lessons:
     """What the tries teach by the bare prompt."""
     imitated, pairs, too_long = list[Lesson](), list[Lesson](), 0
-    asked, longest = [], list[Segment]()  # prompts of states with queries
+    asked, longest, texts = [], list[Segment](), []  # prompts of states with queries
     for each in states:
         if each.at is None or not each.queries:
             continue
@@ -399,6 +400,9 @@ def lessons_of(
         if each.target is None and not each.pairs:
             continue
         opening = speech.scaffold.opening(messages)
+        text = speech.tokenizer.decode(opening.tolist(), skip_special_tokens=False)
+        wrote = [query.query for query in each.queries]
+        texts += [(text, wrote[pair.winner], wrote[pair.loser]) for pair in each.pairs]
         if len(opening) + max(len(query.sampled) for query in each.queries) > speech.room:
             too_long += 1
             continue
@@ -414,7 +418,7 @@ def lessons_of(
         for opening in map(speech.scaffold.opening, asked[-_MEASURED:]):
             if len(opening) + len(query.sampled) <= speech.room:
                 longest.append((_turn(opening, query),))
-    return Lessons({SFT: imitated, PREFERENCE: pairs}, longest, too_long)
+    return Lessons({SFT: imitated, PREFERENCE: pairs}, longest, too_long, texts)
 
 
 def _turn(opening: np.ndarray, query: Try) -> Turn:
@@ -435,4 +439,4 @@ def lessons_in(texts: Sequence[tuple[str, str, str]], speech: Speech) -> Lessons
         pairs.append(Lesson(tuple((turn,) for turn in turns), place))
         if (best := (prompt, both[0])) not in worse:
             imitated.setdefault(best, Lesson(((turns[0],),), place))
-    return Lessons({SFT: [*imitated.values()], PREFERENCE: pairs}, [], too_long)
+    return Lessons({SFT: [*imitated.values()], PREFERENCE: pairs}, [], too_long, texts)

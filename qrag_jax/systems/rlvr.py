@@ -38,7 +38,6 @@ from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.rows import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
-from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.rollouts.libraries import CorpusLibrary, on_corpus
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.token_episodes import Episode, Library, facts_of
@@ -97,7 +96,7 @@ def load_inputs(
     bridge = made.get("train", ())
     corpus = library.corpus if isinstance(library, CorpusLibrary) else None
     if corpus is not None:
-        train, dev = _on_corpus(train, corpus), _on_corpus(dev, corpus)
+        train, dev = on_corpus(train, corpus), on_corpus(dev, corpus)
 
     # A server tells no digest of what it searches.
     searched = config.search.index if corpus is None else corpus.digest
@@ -117,16 +116,6 @@ def load_inputs(
         script=demonstration_scripts().ToolScript(bridge) if bridge else None,
         data={"prompt": agent.prompt.fingerprint, **({"corpus": searched} if searched else {})},
     )
-
-
-def _on_corpus(tasks: Sequence[ToolTask], corpus: StoredCorpus) -> list[ToolTask]:
-    found = on_corpus(tasks, corpus)
-    if without := sum(not task.gold_ids for task in found):
-        log(
-            f"{without} of {len(found)} questions have a gold document that is not in the corpus; "
-            "their recall counts as 0, and citations as right"
-        )
-    return found
 
 
 def digest_of(tasks: Sequence[ToolTask]) -> str:

@@ -347,8 +347,8 @@ def open_predictor(
         asked: arguments of `kind.LOAD`, which say what is asked; the usual: nothing is trained on.
             `folder`: where a tiny model is, or is made; the usual: the run's.
     """
-    config, folder = kind.SETTINGS.of(raw), asked.pop("folder", workdir)
-    mesh = mesh_of_run(config, workdir)
+    kind, folder = kind.played_by(raw), asked.pop("folder", workdir)
+    mesh = mesh_of_run(config := kind.SETTINGS.of(raw), workdir)
     with StopSignal() as stop, contextlib.ExitStack() as stack:
         inputs = kind.LOAD(config, folder, mesh, **{"trains": False, **asked})
         system = kind(config, mesh, inputs, folder)
@@ -366,7 +366,6 @@ def score_language_model(
     a `Predictor`, `ways` all that is played with it, the run's own first, and `summary` the scores
     of the logs and their table.
     """
-    kind = kind.played_by(raw)
     raw, out, halves = begin_scoring(workdir, raw, options, kind.OF_QUESTIONS)
     asked = {}
     if kind.SEARCH and of_others(workdir, raw, kind.OF_QUESTIONS):
