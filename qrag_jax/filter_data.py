@@ -27,7 +27,7 @@ from qrag_jax.metrics.rows import REWARDS, RewardRow
 from qrag_jax.metrics.summaries import judged, reward_lines, reward_row
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.saved_config import flat
+from qrag_jax.runtime.saved_config import FREE_FIELDS, flat
 from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.harr import INDEX
@@ -81,7 +81,7 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
     folder = workdir or log.with_suffix(".files")  # of encoder and index
     if workdir:
         check_trained(workdir)
-    free = (*HarrConfig.FREE_FIELDS, *_OF_TRAINING)
+    free = (*FREE_FIELDS, *HarrConfig.FREE_FIELDS, *_OF_TRAINING)
     fields = {n: v for n, v in flat(raw.to_dict()).items() if not n.startswith(free)}
     settings: dict[str, Any] = {"config": fields, "rollouts": count}
     if RESTART.value:

@@ -23,6 +23,7 @@ from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.platform import CompilationCounter, enable_persistent_cache
 from qrag_jax.runtime.saved_config import (
     CONFIG_NAME,
+    FREE_FIELDS,
     STEPS,
     flat,
     has_begun,
@@ -120,14 +121,15 @@ class Run:
         """Refuses to go on under another config; more steps are none.
 
         Args:
-            free: beginnings of names of fields that do not change what a run computes.
+            free: beginnings of names of fields that do not change what a run computes, besides
+                `FREE_FIELDS`.
             paths: names of fields of data whose digests `restore` compares.
         """
         old, new = flat(saved.to_dict()), flat(given.to_dict())
         names = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
         changed = {name: (old.get(name), new.get(name)) for name in names}
         grows = STEPS in changed and (old.get(STEPS) or 0) < (new.get(STEPS) or 0)
-        kept = (*free, *paths, *([STEPS] if grows else []))
+        kept = (*FREE_FIELDS, *free, *paths, *([STEPS] if grows else []))
         if different := [
             f"config.{name}: the run has {before!r:.200}, given is {now!r:.200}"
             for name, (before, now) in changed.items()

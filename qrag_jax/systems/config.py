@@ -36,8 +36,9 @@ CHOOSING, REPORTED, ALL = HALVES = ("choosing", "reported", "all")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SystemConfig:
     NAME: ClassVar[str]
-    # Fields that do not change what a run computes: a resumed run may have other values.
-    FREE_FIELDS: ClassVar[tuple[str, ...]] = saved_config.FREE_FIELDS
+    # Further fields (besides `saved_config.FREE_FIELDS`) that do not change what a run computes: a
+    # resumed run may have other values.
+    FREE_FIELDS: ClassVar[tuple[str, ...]] = ()
     PATHS: ClassVar[tuple[str, ...]] = ()  # of data whose digests are kept
     seed: int = 42  # of the shuffle, the policy's draws and random weights
     # steps traced into workdir/profile after the first two of a start, 0: none

@@ -26,7 +26,6 @@ from qrag_jax.learners.config import TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.metrics.ranking import cut_of
 from qrag_jax.retrieval.index_folder import BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngineConfig
-from qrag_jax.runtime import saved_config
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.systems.config import ALL, HalvedEvalConfig, refuse
 from qrag_jax.systems.search import REMOTE, SearchConfig, of_corpus
@@ -126,11 +125,10 @@ class RewriteConfig(TokenConfig):
     PLAYED: ClassVar[str] = "rollout"
     IMITATION: ClassVar[str] = SCRIPT
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
-        *saved_config.FREE_FIELDS,
         *("rollout.max_failed_share", "queries.test", "engine.", "guards."),
     )
     PATHS: ClassVar[tuple[str, ...]] = (
-        *("queries.train", "queries.dev", "search.index", "search.corpus", "model.path"),
+        *("queries.train", "queries.dev", "search.corpus", "model.path"),
     )
     # script: imitate scripted rewritings; then rl: learn from what queries find; or one of them
     stages: Annotated[tuple[str, ...], some_of(STAGES, ordered=True)] = STAGES
@@ -193,8 +191,8 @@ class RewriteConfig(TokenConfig):
 
     @classmethod
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
-        unread = ("gold_by", "clean", "rerank_url", "rerank_model")
-        return [*super().unread(fields), *(f"search.{name}" for name in unread)]
+        unread = ("search.gold_by", "search.clean", "search.rerank_model")
+        return [*super().unread(fields), *unread]
 
     @property
     def rule(self) -> TokenPPOConfig | TokenGRPOConfig:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.data.corpora import check_in_corpus, is_collection, read_judged_queries
-from qrag_jax.data.reading import WITHOUT, parse_parts
+from qrag_jax.data.reading import WITHOUT, DatasetPart, parse_parts
 from qrag_jax.data.sample import Sample, world
 from qrag_jax.environments.queries import RewriteAgent, demonstration_scripts
 from qrag_jax.errors import InputError
@@ -49,8 +49,8 @@ def load_inputs(
         trains: else the run has a model already, and the queries of training and those that
             choose the best checkpoint are not read, nor are their collections opened.
         search: folder of corpora and indexes; None: the run's own.
-        listed: queries of a file, without judgements; then the config's are not read, and what the
-            run has indexed is searched.
+        listed: queries of a file, without judgements; then the config's are not read, and all
+            their collections are searched.
     """
     queries, asked, folder = config.queries, _Asked(config), search or workdir / SEARCH
     if listed is None:
@@ -185,7 +185,7 @@ class _Asked:
         for part in parse_parts(text, WITHOUT):
             read, report = read_judged_queries(part)
             log(report.summary())
-            name = _collection(str(Path(part.path).expanduser().resolve()))
+            name, _ = _collection(part)
             found += [dataclasses.replace(each, collection=name) for each in read]
         return found
 
@@ -200,11 +200,11 @@ class _Asked:
                 found[_MADE] = ""
                 continue
             for part in parse_parts(text, WITHOUT):
-                path = str(Path(part.path).expanduser().resolve())
-                if (name := _collection(path)) and found.setdefault(name, path) != path:
+                name, path = _collection(part)
+                if name and (name == OWN or found.setdefault(name, path) != path):
                     raise InputError(
                         f"{part.path} is a collection of the name {name}, as is "
-                        f"{found[name] or 'one that is made here'}; rename the folder."
+                        f"{found.get(name) or 'one of the run itself'}; rename the folder."
                     )
         return found
 
@@ -247,9 +247,10 @@ class _Asked:
         return kept
 
 
-def _collection(path: str) -> str:
-    """The name of a folder in BEIR's layout; "": it is none."""
-    return Path(path).name if is_collection(Path(path)) else ""
+def _collection(part: DatasetPart) -> tuple[str, str]:
+    """The name and the path of a folder in BEIR's layout; both "": it is none."""
+    folder = Path(part.path).expanduser().resolve()
+    return (folder.name, str(folder)) if is_collection(folder) else ("", "")
 
 
 def digest_of(tasks: Sequence[Sample]) -> str:

@@ -463,7 +463,14 @@ def load_inputs(
     )
     index = None
     if searches:
-        index = _index(config, workdir, mesh, every, stop, is_kept=is_kept)
+        folder, most = str(workdir / FOLDER), config.data.max_chunk_tokens
+        settings = dataclasses.replace(config.encoder, path=folder)
+        tower = PassageEncoder.of_folder(folder, settings, mesh, most)
+        tower = dataclasses.replace(tower, title_separator=config.data.passage_separator)
+        own = config.search, partial(_passages, every), workdir / INDEX, tower
+        at = indexed(*own, begun=is_kept, stop=stop)
+        opened = StoredCorpus(at / CORPUS), mesh, tower.digest(), config.search.dtype
+        index = ExactIndex.open(at / EXACT, *opened)
     golds = _golds(config, every, index)
     train, dev = golds[: len(train_samples)], golds[len(train_samples) :]
     shown = drawn([gold.id for gold in dev], config.eval)
@@ -504,28 +511,10 @@ def _kept(path: str, train: Sequence[Sample]) -> tuple[Sequence[int], dict[str, 
     return numbers, {field: hashlib.sha256(kept.encode()).hexdigest()[:16]}
 
 
-def _index(
-    config: HarrConfig,
-    workdir: Path,
-    mesh: Mesh,
-    samples: Sequence[Sample],
-    stop: StopSignal,
-    *,
-    is_kept: bool,
-) -> ExactIndex:
-    """Of what the config names, or of the different passages of all questions that train."""
-    folder, own = str(workdir / FOLDER), workdir / INDEX
-    settings = dataclasses.replace(config.encoder, path=folder)
-    encoder = PassageEncoder.of_folder(folder, settings, mesh, config.data.max_chunk_tokens)
-    encoder = dataclasses.replace(encoder, title_separator=config.data.passage_separator)
-
-    def passages() -> Iterator[Passage]:
-        texts = dict.fromkeys(text for sample in samples for text in sample.chunks)
-        return (Passage(str(number), text) for number, text in enumerate(texts))
-
-    at = indexed(config.search, passages, own, encoder, begun=is_kept, stop=stop)
-    how = StoredCorpus(at / CORPUS), mesh, encoder.digest(), config.search.dtype
-    return ExactIndex.open(at / EXACT, *how)
+def _passages(samples: Sequence[Sample]) -> Iterator[Passage]:
+    """The different passages of all questions."""
+    texts = dict.fromkeys(text for sample in samples for text in sample.chunks)
+    return (Passage(str(number), text) for number, text in enumerate(texts))
 
 
 def _golds(config: HarrConfig, samples: Sequence[Sample], index: ExactIndex | None) -> list[Sample]:

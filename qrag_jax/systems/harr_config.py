@@ -16,7 +16,7 @@ from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
 from qrag_jax.llm.config import ClientConfig, LlmConfig
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
-from qrag_jax.runtime import own_code, saved_config
+from qrag_jax.runtime import own_code
 from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.systems.config import HalvedEvalConfig, SystemConfig, refuse
 from qrag_jax.systems.search import SearchConfig, of_corpus, unread
@@ -107,7 +107,6 @@ class AgentEvalConfig(HalvedEvalConfig):
 class HarrConfig(SystemConfig):
     NAME: ClassVar[str] = "harr"
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
-        *saved_config.FREE_FIELDS,
         *("data.cache", "agent.max_broken_share", "reranker."),
     )
     PATHS: ClassVar[tuple[str, ...]] = (

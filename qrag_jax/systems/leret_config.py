@@ -13,7 +13,6 @@ from qrag_jax.environments.queries import BY_HOP, ORDERS, StylesConfig
 from qrag_jax.errors import Count, Natural, Positive, Share, least, one_of, some_of
 from qrag_jax.feedback.pairs import POOL_SCORES, PairsConfig, QueryRewardConfig
 from qrag_jax.learners.config import PreferenceConfig
-from qrag_jax.runtime import saved_config
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import HalvedEvalConfig, refuse
 from qrag_jax.systems.search import SearchConfig, of_corpus
@@ -85,10 +84,9 @@ class LeretConfig(token_config.TokenConfig):
     NAME: ClassVar[str] = "leret"
     PLAYED: ClassVar[str] = "tries"
     IMITATION: ClassVar[str] = SCRIPT
-    FREE_FIELDS: ClassVar[tuple[str, ...]] = (*saved_config.FREE_FIELDS, "tries.max_failed_share")
+    FREE_FIELDS: ClassVar[tuple[str, ...]] = ("tries.max_failed_share",)
     PATHS: ClassVar[tuple[str, ...]] = (
-        *("questions.train", "questions.dev", "search.index", "search.corpus"),
-        *("model.path", "pairs.path"),
+        *("questions.train", "questions.dev", "search.corpus", "model.path", "pairs.path"),
     )
     iterations: Count = 2  # how often tries are made and learned from; see config.pairs.path, too
     # script: imitate scripted styles, once; then in each iteration sft: imitate the best tries, and
@@ -137,8 +135,7 @@ class LeretConfig(token_config.TokenConfig):
 
     @classmethod
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
-        reranked = ("search.rerank_url", "search.rerank_model")
-        return [*super().unread(fields), "search.kept", *reranked]
+        return [*super().unread(fields), "search.kept", "search.rerank_model"]
 
 
 def default_config() -> ConfigDict:

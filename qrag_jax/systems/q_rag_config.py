@@ -59,8 +59,7 @@ class EvalConfig:
 class QRagConfig(SystemConfig):
     NAME: ClassVar[str] = "q_rag"
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
-        *(*saved_config.FREE_FIELDS, "data.cache"),
-        *("eval.batch_size", "eval.beam", "eval.stop_threshold"),
+        *("data.cache", "eval.batch_size", "eval.beam", "eval.stop_threshold"),
         *("reward.prompt", "reward.path", "reward.max_failure_share"),
     )
     PATHS: ClassVar[tuple[str, ...]] = ("data.path", "eval.path")

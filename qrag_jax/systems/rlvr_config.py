@@ -22,7 +22,7 @@ from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.bm25 import BM25Config
 from qrag_jax.rollouts.trajectories import REWARD
-from qrag_jax.runtime import own_code, saved_config
+from qrag_jax.runtime import own_code
 from qrag_jax.runtime.own_code import OwnCode
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import HalvedEvalConfig, refuse
@@ -134,7 +134,6 @@ class RlvrConfig(token_config.TokenConfig):
     PLAYED: ClassVar[str] = "tools"
     IMITATION: ClassVar[str] = SFT
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
-        *saved_config.FREE_FIELDS,
         *("tools.max_failed_share", "tools.seconds"),
         *("env.python", "env.seconds", "env.side_by_side"),
     )

@@ -45,8 +45,7 @@ if TYPE_CHECKING:  # they bring engines that a question's own documents do not n
 REMOTE = "remote"
 OWN = "own"  # folder of the collection without a name, which files of rows search
 OF_CORPORA = (BM25, SEMANTIC, HYBRID, BOOLEAN)  # engines that search an index
-# Retriever → engine; "": the usual of vectors.
-_ENGINES = {BM25: BM25, LEXICAL: BM25, SEMANTIC: "", HYBRID: HYBRID, BOOLEAN: BOOLEAN}
+_OTHERWISE = {LEXICAL: BM25, SEMANTIC: ""}  # what `IndexAt` calls them; "": the usual of vectors
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
 
 
@@ -123,7 +122,9 @@ def of_corpus(search: SearchConfig, *further: str) -> tuple[tuple[Any, str, str]
     known = (*OF_CORPORA, *further)
     engines = f"which is for a question's own documents; use one of {', '.join(known)}"
     folder = "whose passages cannot be read here; name the folder of an index"
+    reranked = "which is for a question's own documents; use config.search.encoder"
     return (
+        (search.rerank_url, "search.rerank_url", reranked),
         (search.engine not in known, "search.engine", engines),
         (search.is_service, "search.index", folder),
     )
@@ -156,20 +157,15 @@ def open_search(
         return OwnLibrary(own_documents.OwnRetriever(config.engine, _scorer(config, of_each)))
     from qrag_jax.systems.retriever import BY_VECTORS, open_plain
 
-    if config.engine not in OF_CORPORA and config.engine != LEXICAL:
+    if config.engine not in (*OF_CORPORA, LEXICAL):
         raise InputError(
             f"config.search.engine {config.engine!r} is for a question's own documents; with a "
             f"corpus or an index use one of {', '.join(OF_CORPORA)}."
         )
-    encoder, engine = config.plain_encoder, _ENGINES[config.engine]
-    if encoder is None and engine not in OF_WORDS:
-        raise InputError(
-            f"config.search.engine {config.engine!r} compares vectors; give config.search.encoder, "
-            "or use bm25."
-        )
+    encoder = config.plain_encoder
     tower = None if encoder is None or config.index else encoder.passages
     where = indexed(config, passages, folder, tower, begun=begun)
-    index = IndexAt(where, engine, storage=config.dtype)
+    index = IndexAt(where, _OTHERWISE.get(config.engine, config.engine), storage=config.dtype)
     usable = OF_WORDS if encoder is None else BY_VECTORS
     index = index.settled(usable, "change config.search.engine")
     return CorpusLibrary(StoredCorpus(where / CORPUS), open_plain(index, encoder), config.clean)

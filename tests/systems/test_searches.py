@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from qrag_jax import systems
 from qrag_jax.data.sample import Passage, Sample
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import QueryState
@@ -19,13 +20,14 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import pooled
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngine
-from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, RemoteLibrary, ServiceLibrary
+from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, RemoteLibrary
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.search import Collections, SearchConfig, SearchLibrary, open_search
 from tests.json_server import Call as HttpCall
 from tests.json_server import listening
 from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
 from tests.systems.corpora import records, write_collection, write_corpus_file, write_tower
+from tests.systems.small_runs import SMALL
 
 QUICK = SearchConfig(k1=0.9, b=0.4, stemmer="", stop_words="")
 PAGES = [Passage("", str(record["text"]), str(record["title"])) for record in records(24)]
@@ -177,7 +179,19 @@ def test_a_service_is_asked_until_the_tasks_day() -> None:
         assert remote.digest(old) != remote.digest(now)
 
 
-def test_a_server_in_search_r1s_form_is_searched() -> None:
+@pytest.mark.parametrize("system", ["harr", "leret", "deepretrieval"])
+def test_what_reads_passages_searches_a_corpus(system: str) -> None:
+    """Neither a server, nor what belongs to a question's own documents."""
+    for field, value in (
+        ("index", "http://127.0.0.1:8000/retrieve"),
+        ("engine", "golden"),
+        ("rerank_url", "http://127.0.0.1:8000"),
+    ):
+        with pytest.raises(InputError, match=f"config.search.{field}"):
+            systems.check(SMALL[system](**{f"search__{field}": value}))
+
+
+def test_a_server_in_search_r1s_form_is_searched(tmp_path: Path) -> None:
     gold = Document("g", "Lamp", "# Lamp\nsilver  river", True)
     other = Document("1", "Clock", "# Clock\npaper stone", False)
     asked = ToolTask("q", "Which river?", ("silver",), (gold, other))
@@ -192,7 +206,7 @@ def test_a_server_in_search_r1s_form_is_searched() -> None:
         return 200, {"result": [hits] * len(bodies[-1]["queries"])}
 
     with listening(answer) as url:
-        library = ServiceLibrary(f"{url}/retrieve")
+        library = open_search(SearchConfig(index=f"{url}/retrieve"), None, tmp_path)
         looks = [(asked, Look("river", 2)), (asked, Look("river", 1)), (asked, Look("lamp", 1))]
         found: Any = library.look(looks)
         (failed,) = library.look([(asked, Look("broken", 1))])
