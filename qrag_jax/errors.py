@@ -59,9 +59,19 @@ class Rule(NamedTuple):
     holds: Callable[[Any], Any]
     wanted: str  # the end of the sentence "config.NAME is VALUE; …"
 
+    def __get_pydantic_core_schema__(self, kind: Any, read: Callable[[Any], Any]) -> Any:
+        from pydantic_core import core_schema  # which a command imports when it reads something
+
+        def kept(value: Any) -> Any:
+            if not self.holds(value):
+                raise ValueError(self.wanted)
+            return value
+
+        return core_schema.no_info_after_validator_function(kept, read(kind))
+
 
 def least(low: float) -> Rule:
-    return Rule(lambda value: low <= value < math.inf, f"it must be at least {low}")
+    return Rule(lambda value: low <= value < 2**63, f"it must be at least {low}")
 
 
 def within(low: float, high: float) -> Rule:

@@ -149,7 +149,7 @@ def _read_sample(path: Path) -> tuple[str, str, list[Any], list[Any]]:
     kind, last = next(((each["kind"], each["step"]) for each in reversed(kept)), ("chunks", 0))
 
     def at(step: int) -> list[Any]:
-        rows = [json.dumps(line["row"]) for line in kept if line["step"] == step]
+        rows = [line["row"] for line in kept if line["step"] == step]
         return [evaluation.KINDS[kind][0].parsed_row(row, str(path)) for row in rows]
 
     return kind, f"step {last}", at(last), at(0) if last else []

@@ -61,8 +61,8 @@ class Plain:
 
 
 @dataclasses.dataclass(frozen=True)
-class DataConfig:
-    """Section `data`."""
+class _Fields:
+    """Those of section `data`, without its sources."""
 
     # A source's share of the episodes is proportional to: its weight ("weights"), or its weight
     # times its number of training questions ("size"; equal weights then pool all questions, as
@@ -87,22 +87,35 @@ class DataConfig:
     cache: str = ""  # folder that keeps tokens; "": $QRAG_CACHE or ~/.cache/qrag_jax
     negatives: NegativesConfig = dataclasses.field(default_factory=NegativesConfig)
     columns: Columns = dataclasses.field(default_factory=Columns)  # for the source "own"
+
+
+@dataclasses.dataclass(frozen=True)
+class DataConfig(_Fields):
+    """Section `data`."""
+
     sources: Mapping[str, float] = internal(factory=dict)  # name → weight in the training mixture
     babilong: BabilongConfig = internal(factory=BabilongConfig)
     niah: NiahConfig = internal(factory=NiahConfig)
 
     @classmethod
-    def read(cls, given: Mapping[str, Any], place: str) -> DataConfig:
+    def __get_pydantic_core_schema__(cls, kind: Any, read: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(cls.read)
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> DataConfig:
         weights: dict[str, float] = {}
         settings: dict[str, Any] = {}
         for name, source in given.get("sources", {}).items():
             fields = dict(source.items())
-            where = f"{place}.sources.{name}"
+            where = f"config.data.sources.{name}"
             weights[name] = check_value(Positive, fields.pop("weight", 1.0), f"{where}.weight")
             settings[name] = check_value(SETTINGS.get(name, Plain), fields, where)
         rest = {name: value for name, value in given.items() if name != "sources"}
         own = {name: settings[name] for name in SETTINGS.keys() & settings.keys()}
-        return dataclasses.replace(check_value(cls, rest, place), sources=weights, **own)
+        fields = vars(check_value(_Fields, rest, "config.data"))
+        return cls(**fields, sources=weights, **own)
 
     @classmethod
     def further_help(cls, place: str) -> list[tuple[str, Any, str]]:

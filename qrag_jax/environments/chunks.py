@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from qrag_jax.data.episodes import NO_FACT, EpisodeBatch
-from qrag_jax.environments import positions
+from qrag_jax.environments.positions import KINDS
 from qrag_jax.errors import Natural, one_of
 
 NOT_TAKEN = -1
@@ -34,7 +34,7 @@ class ChunksConfig:
     sort_by_index: bool = False  # states list chunks in document order, else in the order taken
     # Positions at which chunk embeddings are rotated: none, absolute, random, random_published or
     # relative.
-    positions: Annotated[str, one_of(positions.KINDS)] = "none"
+    positions: Annotated[str, one_of(KINDS)] = "none"
     stop_action: bool = False  # adds an action STOP, which ends the episode
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from qrag_jax.data.sample import Draw
 from qrag_jax.environments.queries import Example, Pool, QueryPrompt, QueryState, Variant, key_of
 from qrag_jax.errors import Count, InputError, Natural
-from qrag_jax.runtime.bounded_json import load, typed
+from qrag_jax.runtime.bounded_json import content, typed
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.whole_files import reading, write_json
 
@@ -214,7 +214,7 @@ def write_few_shot(path: Path, prompts: FewShotPrompts) -> None:
 def read_few_shot(path: Path, template: str) -> FewShotPrompts:
     """Reads what `write_few_shot` wrote; `template`: fingerprint of the prompt that is in use."""
     with reading(path, "remove it, and make the prompts again"):
-        prompts = typed(FewShotPrompts, load(path))
+        prompts = typed(FewShotPrompts, content(path))
     if prompts.template != template:
         raise InputError(
             f"{path} is for another prompt ({prompts.template:.60}, not {template}); make it again."

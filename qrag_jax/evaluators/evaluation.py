@@ -21,7 +21,8 @@ import numpy as np
 from qrag_jax.metrics import rows as logs
 from qrag_jax.metrics.bootstrap import Values, half_width
 from qrag_jax.metrics.row_log import RowLog
-from qrag_jax.runtime import bounded_json, hosts, whole_files
+from qrag_jax.runtime import hosts, whole_files
+from qrag_jax.runtime.bounded_json import typed
 
 LONGEST = 300  # characters that are shown of a text
 _MOST_FOUND, _MOST_REWRITTEN = 10, 30  # passages of a search in texts; of a rewritten one on pages
@@ -278,10 +279,9 @@ def first_record(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             line = next(whole_files.bounded_lines(file, path, GIVE), b"null")
-        record = bounded_json.parsed(line)
+        return typed(dict[str, Any], line)
     except (OSError, ValueError):  # InputError is a ValueError, too
         return {}
-    return record if isinstance(record, dict) else {}
 
 
 def logs_of(folder: Path) -> list[Path]:

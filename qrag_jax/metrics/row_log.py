@@ -29,7 +29,6 @@ _MOST_NAMED = 8  # most differing settings named in one message
 class RowLog(Generic[Row]):
     name: str  # what rows of this kind are called
     kind: type[Row]
-    names: Mapping[str, str] = dataclasses.field(default_factory=dict)  # otherwise in the file
     optional: Iterable[str] = ()  # fields that are not written if they are empty or None
 
     def write(self, path: Path, rows: Iterable[Row], record: Mapping[str, Any]) -> None:
@@ -39,11 +38,11 @@ class RowLog(Generic[Row]):
         self.rewrite(path, rows)
 
     def rewrite(self, path: Path, rows: Iterable[Row]) -> None:
-        write_whole(path, "".join(map(self._line, rows)))
+        write_whole(path, b"".join(map(self._line, rows)))
 
     def append(self, path: Path, rows: Iterable[Row]) -> None:
         """Adds rows at the end of a log and waits until they are on disk."""
-        lines = "".join(map(self._line, rows)).encode()
+        lines = b"".join(map(self._line, rows))
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("ab") as file:
             file.write(lines)
@@ -101,26 +100,22 @@ class RowLog(Generic[Row]):
             os.fsync(file.fileno())
         return whole
 
-    def parsed_row(self, line: bytes | str, place: str) -> Row:
+    def parsed_row(self, line: Any, place: str) -> Row:
+        """The row that a line, or what JSON makes of it, holds."""
         try:
-            fields = bounded_json.parsed(line)
-            for name, written in self.names.items():
-                if isinstance(fields, dict) and written in fields:
-                    fields[name] = fields.pop(written)
-            return bounded_json.typed(self.kind, fields)
+            return bounded_json.typed(self.kind, line)
         except ValueError as error:
             raise InputError(f"{place}: is no row of this log ({error}); {_FIX}.") from None
 
     def to_json(self, row: Row) -> dict[str, Any]:
         return {
-            self.names.get(name, name): value
-            for name, value in dataclasses.asdict(row).items()
-            if name not in self.optional or value not in (None, [], "")
+            field.metadata.get("alias", field.name): value
+            for field, value in zip(dataclasses.fields(row), dataclasses.asdict(row).values())
+            if field.name not in self.optional or value not in (None, [], "")
         }
 
-    def _line(self, row: Row) -> str:
-        # ASCII alone, so that half surrogate pairs, which models do write, survive.
-        return json.dumps(self.to_json(row), allow_nan=False) + "\n"
+    def _line(self, row: Row) -> bytes:
+        return bounded_json.dumped(self.to_json(row), allow_nan=False) + b"\n"
 
 
 # ---------------------------------------------------------------------------- records
@@ -138,10 +133,9 @@ def read_record(log: Path) -> dict[str, Any]:
 
 def object_in(path: Path) -> dict[str, Any]:
     try:
-        value = bounded_json.load(path, finite=False)
+        return bounded_json.typed(dict[str, Any], bounded_json.content(path))
     except (OSError, ValueError):
         return {}
-    return value if isinstance(value, dict) else {}
 
 
 def begin(log: Path, record: Mapping[str, Any], *, restart: bool = False) -> None:

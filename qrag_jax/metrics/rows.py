@@ -27,7 +27,8 @@ class Row:
     q_values: list[float]  # of each at its step; empty if they were not played (the filter `gt`)
     sf_texts: list[str]
     pred_texts: list[str]
-    ret: float | None = None  # discounted return ("return"); None: it would be that of the facts
+    # discounted return; None: it would be that of the facts
+    ret: float | None = dataclasses.field(default=None, metadata={"alias": "return"})
     text_len: int = 0
     f1: float | None = None
     em: float | None = None
@@ -37,7 +38,7 @@ class Row:
 
 
 _OPTIONAL = ("ret", "f1", "em", "aliases", "source")
-RETRIEVALS = RowLog("chunks", Row, {"ret": "return"}, _OPTIONAL)
+RETRIEVALS = RowLog("chunks", Row, _OPTIONAL)
 
 
 def log_name(seed: int, num_chunks: int | None = None) -> str:

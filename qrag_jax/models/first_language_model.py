@@ -29,7 +29,7 @@ from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.models.trunks.families import DECODERS, Qwen3Config
 from qrag_jax.models.trunks.transformer import REMAT_POLICIES, Params, Transformer
 from qrag_jax.runtime import hosts, own_code
-from qrag_jax.runtime.config_fields import internal
+from qrag_jax.runtime.config_fields import check_value, internal
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import read_fast_tokenizer
 from qrag_jax.runtime.whole_files import write_json
@@ -158,11 +158,7 @@ def _stop_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     found = (read_json(path) if path.is_file() else {}).get("eos_token_id")
     found = config.get("eos_token_id") if found is None else found
     ids = found if isinstance(found, list) else [] if found is None else [found]
-    if not all(type(each) is int and each >= 0 for each in ids):
-        raise InputError(
-            f"{folder}: eos_token_id is {found!r}; it must be a token's number, or a list of them."
-        )
-    return tuple(ids)
+    return check_value(tuple[Natural, ...], ids, f"{folder}: eos_token_id")
 
 
 def named_folder(path: str) -> Path:

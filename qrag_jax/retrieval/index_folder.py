@@ -18,11 +18,11 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, Rule
 from qrag_jax.retrieval.protocol import FusedIndex
 from qrag_jax.retrieval.vectors import DTYPES, ScanIndex, check_finite
 from qrag_jax.runtime import bounded_json, whole_files
@@ -54,6 +54,7 @@ class Manifest:
     files: Mapping[str, int] = dataclasses.field(default_factory=dict)
     # The engine's own, as JSON has them.
     settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    format: Annotated[int, Rule(FORMAT.__eq__, f"this version reads {FORMAT}")] = FORMAT
 
 
 def read_manifest(folder: Path, **wanted: str | int | None) -> Manifest:
@@ -69,16 +70,13 @@ def read_manifest(folder: Path, **wanted: str | int | None) -> Manifest:
         )
     check_links(folder)
     try:
-        fields = bounded_json.load(path)
-        if (form := fields.pop("format")) != FORMAT:
-            raise ValueError(f"its format is {form!r:.60}, but this version reads {FORMAT}")
-        for name, size in fields["files"].items():
+        manifest = bounded_json.typed(Manifest, bounded_json.content(path))
+        for name, size in manifest.files.items():
             if not is_plain(name):
                 raise ValueError(f"it names {bounded_json.shown(name)}, which is no plain name")
             if (there := (folder / name).stat().st_size) != size:
                 raise ValueError(f"{name} has {there:,} bytes instead of {size:,}")
-        manifest = Manifest(**fields)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise InputError(
             f"{path} is damaged, or not that of the files ({error}); restore the folder from a "
             "backup, or delete it and write it again."
@@ -112,7 +110,7 @@ def write_manifest(folder: Path, manifest: Manifest, files: Iterable[Path] = ())
         with path.open("rb") as file:
             os.fsync(file.fileno())
         sizes[path.name] = path.stat().st_size
-    said = {"format": FORMAT} | dataclasses.asdict(manifest) | {"files": sizes}
+    said = dataclasses.asdict(manifest) | {"files": sizes}
     whole_files.write_whole(folder / NAME, json.dumps(said, indent=1) + "\n")
 
 
@@ -199,7 +197,7 @@ class VectorParts:
         wanted |= {"passages": about.count, "part": self.part}
         if not path.exists():
             whole_files.write_whole(path, json.dumps(wanted, indent=1) + "\n")
-        begun = bounded_json.load(path)
+        begun = json.loads(path.read_text())
         for name, value in wanted.items():
             if begun.get(name) != value:
                 raise InputError(
@@ -219,7 +217,8 @@ class VectorParts:
     def finished(self) -> dict[int, int]:
         """The parts that are finished, with the number of passages that were cut."""
         paths = {number: self._note(number) for number in self.numbers}
-        return {n: bounded_json.load(path)["cut"] for n, path in paths.items() if path.exists()}
+        there = {number: path for number, path in paths.items() if path.exists()}
+        return {number: json.loads(path.read_text())["cut"] for number, path in there.items()}
 
     def write(self, number: int, vectors: np.ndarray, cut: int) -> None:
         """Writes the vectors `[passages of the part, width]` of a part, then its note."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import jax
 import numpy as np
+from pydantic import PlainValidator
 
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.environments.episode import Hop, Retrieve
@@ -23,6 +24,7 @@ from qrag_jax.llm.text.prompts import least, one_line
 from qrag_jax.policies import plackett_luce
 from qrag_jax.policies.plackett_luce import NOTHING, PlackettLuceConfig
 from qrag_jax.retrieval.protocol import NONE, Passage, Queries, VectorIndex, padded_batch
+from qrag_jax.rollouts.trajectories import Ids, Numbers
 from qrag_jax.runtime.bounded_json import plain, typed
 
 if TYPE_CHECKING:
@@ -117,12 +119,12 @@ class Ask(NamedTuple):
 class Drawn(NamedTuple):
     """What the policy did in one search."""
 
-    row: Annotated[np.ndarray, np.int32]  # the token ids of the state
+    row: Ids  # the token ids of the state
     # `[K]`, the passages' numbers, best first; `NONE` where there are no more
-    pool: Annotated[np.ndarray, np.int64]
-    vectors: Annotated[np.ndarray, np.float32]  # `[K, D]`, theirs; 0 where there is none
+    pool: Annotated[np.ndarray, PlainValidator(lambda numbers: np.array(numbers, np.int64))]
+    vectors: Numbers  # `[K, D]`, theirs; 0 where there is none
     # `[k]`, places in the pool in the order drawn, then `NOTHING`
-    actions: Annotated[np.ndarray, np.int32]
+    actions: Ids
     log_prob: float  # of the ordered draw
     passages: tuple[Passage, ...] = ()  # those drawn, which the agent sees
 

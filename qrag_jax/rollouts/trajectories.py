@@ -14,12 +14,14 @@ from concurrent.futures import Future
 from typing import Annotated, Any, NamedTuple, Protocol
 
 import numpy as np
+from pydantic import PlainValidator
 
 from qrag_jax.errors import Count, Weight, one_of
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.runtime.bounded_json import plain, typed
 
-Ids = Annotated[np.ndarray, np.int32]
+Ids = Annotated[np.ndarray, PlainValidator(lambda ids: np.array(ids, np.int32))]
+Numbers = Annotated[np.ndarray, PlainValidator(lambda numbers: np.array(numbers, np.float32))]
 DONE, TRUNCATED = "done", "truncated"
 REWARD = "reward"  # the whole reward, next to its parts
 MASKED, SCORED = TREATMENTS = ("masked", "scored")
@@ -94,7 +96,7 @@ class Turn:
     observed: Ids  # the ids before it that it did not sample: a prompt, a tool's result
     sampled: Ids  # the ids that it sampled
     # of these by the distribution that they were drawn from, in nats
-    log_probs: Annotated[np.ndarray, np.float32]
+    log_probs: Numbers
     finish: str  # "stop", or "length" if it was cut off
     version: str = ""  # of the weights that sampled it; "" where there is one version only
 

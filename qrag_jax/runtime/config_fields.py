@@ -30,7 +30,7 @@ _FIELD = re.compile(r"((?:^    #.*\n)*)^    (\w+): [^#\n]*(?:# (.*))?$", re.MULT
 
 def internal(default: Any = None, *, factory: Callable[[], Any] | None = None) -> Any:
     """A field of a dataclass that is in no config, with its default, or what makes it."""
-    metadata = {INTERNAL: True}
+    metadata = {INTERNAL: " "}
     if factory is not None:
         return dataclasses.field(default_factory=factory, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

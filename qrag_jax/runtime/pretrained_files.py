@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, Positive
+from qrag_jax.runtime.config_fields import check_value
 from qrag_jax.runtime.whole_files import default_cache, sha256
 
 MINILM, MINILM_OR_SCRATCH = "minilm", "minilm-or-scratch"  # in config.encoder.path
@@ -134,10 +135,6 @@ def read_fast_tokenizer(folder: Path) -> Any:
         raise InputError(f"{folder}: the tokenizer cannot be read ({reason}).") from None
     if not getattr(found, "is_fast", False):
         raise InputError(f"{folder}: there is no fast tokenizer; add its tokenizer.json.")
-    longest = found.model_max_length
-    if isinstance(longest, bool) or not isinstance(longest, int | float) or not longest > 0:
-        raise InputError(
-            f"{folder / 'tokenizer_config.json'}: model_max_length is {longest!r:.60}; give a "
-            "number above 0, or leave it out."
-        )
+    where = f"{folder / 'tokenizer_config.json'}: model_max_length"
+    check_value(Positive, found.model_max_length, where)
     return found

@@ -41,13 +41,7 @@ _WEIGHTS = Rule(
     lambda found: all(PLAIN.fullmatch(k) and _DIGEST.fullmatch(v) for k, v in found.items()),
     "it must give each file of weights its SHA-256 in hex",
 )
-# JSON can hold half a surrogate pair, which no tokenizer takes.
-_SOUND = Rule(
-    lambda text: not re.search("[\ud800-\udfff]", text), "it holds half of a surrogate pair"
-)
-Text = Annotated[str, _SOUND]
 _Format = Annotated[int, Rule(FORMAT.__eq__, f"this qrag_jax reads {FORMAT} alone")]
-_Separator = Annotated[str, Rule(bool, "give one"), _SOUND]
 
 
 def passage_text(title: str, text: str, separator: str = TITLE_SEPARATOR) -> str:
@@ -60,7 +54,7 @@ class Tower:
     """One of the two models."""
 
     folder: Annotated[str, _NAME]  # next to the file, as sentence-transformers reads it
-    prefix: Text  # the text that its rows begin with; the tokenizer in the folder adds it
+    prefix: str  # the text that its rows begin with; the tokenizer in the folder adds it
     max_tokens: Count  # of its longest row, special ones included; its tokenizer cuts longer ones
     width: Annotated[int, least(2)]  # D, of its vectors; even, each half is one critic
     # Factor on the vectors that only the module Dense of the folder holds; 1: there is no such
@@ -130,12 +124,12 @@ class RetrieverConfig:
 
     format: _Format
     library_version: Filled  # version of qrag_jax that exported the towers
-    base_model: Text  # hub name, or last part of the path; "": an encoder from scratch
+    base_model: str  # hub name, or last part of the path; "": an encoder from scratch
     state: Tower
     chunk: Tower
     digest: Filled  # of the tower of chunks and its rows; an index that it embedded has the same
-    title_separator: _Separator  # between a passage's title and its text (see `passage_text`)
-    separator: _Separator  # the token between the parts of a state, as it is written in texts
+    title_separator: Filled  # between a passage's title and its text (see `passage_text`)
+    separator: Filled  # the token between the parts of a state, as it is written in texts
     separator_id: Natural  # in both tokenizers
     max_question_tokens: Count  # longer questions are cut
     max_chunk_tokens_in_state: Count  # longer chunks are cut inside a state
@@ -157,8 +151,7 @@ class RetrieverConfig:
     def read(cls, folder: Path) -> RetrieverConfig:
         path = folder / NAME
         with reading(path, f"{EXPORT}, or give a folder that qrag_jax.export wrote"):
-            fields = bounded_json.load(path, finite=False, most=MAX_BYTES)  # the next names fields
-            config = bounded_json.typed(cls, fields)
+            config = bounded_json.typed(cls, bounded_json.content(path, MAX_BYTES))
             for name in ("state", "chunk"):  # a run has none, an exported folder does
                 _check(getattr(config, name).weights, f"{name}.weights names no file of weights")
             return config

@@ -46,7 +46,10 @@ class EvalConfig:
     beam: Annotated[int, within(1, LEAST_BLOCK)] = 1
     # ranks paths: Σ log π (policy), Σ γ^t·Q (sum), last Q (last)
     beam_score: Annotated[str, one_of(BEAM_SCORES)] = "policy"
-    stop_threshold: float = -math.inf  # an episode ends before an action whose Q is not above it
+    # an episode ends before an action whose Q is not above it
+    stop_threshold: float = dataclasses.field(
+        default=-math.inf, metadata={"allow_inf_nan": True, "lt": math.inf}
+    )
     seed: int = 42  # draws the scored questions; in the retrieval log's name
 
     @property

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
-import json
 import os
 import sys
 from collections.abc import Mapping
@@ -23,6 +22,7 @@ from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.bm25 import BM25Config
 from qrag_jax.rollouts.trajectories import REWARD
 from qrag_jax.runtime import own_code
+from qrag_jax.runtime.config_fields import check_value
 from qrag_jax.runtime.own_code import OwnCode
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import HalvedEvalConfig, refuse
@@ -54,16 +54,8 @@ class EnvironmentConfig:
         self.given()
 
     def given(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self.arguments or "{}")
-        except ValueError:
-            found = None
-        if not isinstance(found, dict):
-            raise InputError(
-                f"config.env.arguments is {self.arguments!r:.80}, which is no JSON object; write "
-                'one, such as {"name": "value"}.'
-            )
-        return found
+        text = (self.arguments or "{}").encode()
+        return check_value(dict[str, Any], text, "config.env.arguments")
 
     def interpreter(self) -> str:
         """The Python that has verifiers."""

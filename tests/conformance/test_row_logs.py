@@ -21,7 +21,7 @@ from qrag_jax.metrics.summaries import reward_row
 from tests.evaluators.shown_pages import prediction
 from tests.retrieval_logs import played_rows
 
-TEXT = "Wo liegt Köln?\u2028Wo? 🙂 \ud800\n"  # with half a surrogate pair, as models do write
+TEXT = "Wo liegt Köln?\u2028Wo? 🙂\n"
 
 
 def named(row: Any) -> list[Any]:
@@ -72,6 +72,13 @@ def test_what_is_written_is_read(log: RowLog, rows: list, number: str, tmp_path:
     assert log.read(path) == log.read_partial(path) == rows
     assert path.read_bytes() == before
     assert before.count(b"\n") == 3
+
+
+def test_half_of_a_surrogate_pair_which_models_do_write_spoils_no_log(tmp_path: Path) -> None:
+    """UTF-8 has none: a question mark takes its place."""
+    path = tmp_path / "log.jsonl"
+    kinds.VERDICTS.write(path, [VerdictRow("a", "b", True, "\ud83d\ude42", "\ud800!")], {})
+    assert [row.version for row in kinds.VERDICTS.each(path)] == ["?!"]
 
 
 @every_log

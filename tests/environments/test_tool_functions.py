@@ -95,7 +95,7 @@ def test_a_call_that_fails_costs_that_call_alone(functions: ToolFunctions) -> No
     """After one that hangs, or ends its process, the process is another, and counts from 1."""
     functions.end()
     for what, text in (
-        ("count", '{"calls": 1, "by": 2, "Köln": null}'),
+        ("count", '{"calls": 1, "by": 2.0, "Köln": null}'),
         ("hang", "within 2 seconds"),
         ("count", '{"calls": 1,'),
         ("die", "without a result"),

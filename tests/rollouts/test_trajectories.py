@@ -75,7 +75,7 @@ def episodes() -> list[TokenTrajectory]:
 
 TALLY = ToolTally(turns=3, searches=2, repeated=1, completed=True)
 FOUND = (
-    Document("a", "A page", "# A page\nof “words” \ud800", True, 0.1 + 0.2),
+    Document("a", "A page", "# A page\nof “words”", True, 0.1 + 0.2),
     Document("b", "", "other words", False, -3.5),
 )
 ENDED: tuple[Ended, ...] = (

@@ -13,17 +13,17 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import ml_dtypes
 import numpy as np
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, Rule
 from qrag_jax.runtime import bounded_json
-from qrag_jax.runtime.bounded_json import shown
-from qrag_jax.runtime.whole_files import inside, is_plain, write_json
+from qrag_jax.runtime.config_fields import check_value
+from qrag_jax.runtime.whole_files import inside, is_plain, reading, write_json
 
 GENERATION = "generation_config.json"
 TOKENIZER_FILES = (
@@ -104,18 +104,12 @@ def copy_files(files: Mapping[str, Path], out: Path) -> None:
             shutil.copyfile(file, target)
 
 
-def read_json(path: Path, kind: type = dict) -> Any:
-    """Parses a JSON file that holds an object (or an array, if `kind` is `list`)."""
+def read_json(path: Path, kind: Any = dict) -> Any:
+    """What a JSON file of a kind, such as an object, holds."""
     if not path.is_file():  # nor a pipe, which would be waited for
         raise InputError(f"{path}: missing; give the folder of a Hugging Face model.")
-    try:
-        value = bounded_json.load(path, finite=False, most=MAX_JSON_BYTES)
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path}: not readable as JSON ({error}).") from error
-    if not isinstance(value, kind):
-        wanted = "an object" if kind is dict else "an array"
-        raise InputError(f"{path}: holds a {type(value).__name__} where {wanted} is expected.")
-    return value
+    with reading(path, "download the model again"):
+        return bounded_json.typed(kind, bounded_json.content(path, MAX_JSON_BYTES))
 
 
 def resolve_folder(path: str) -> Path:
@@ -237,16 +231,11 @@ def _open_weights(path: Path) -> Mapping[str, Tensor]:
 
 
 def _open_shards(index: Path) -> dict[str, Tensor]:
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict) or not weight_map:
-        raise InputError(f"{index}: the field weight_map, tensor name to file name, is missing.")
     suffix = index.name.removesuffix(".index.json").rpartition(".")[2]
-    for tensor, shard in weight_map.items():
-        if not is_plain(shard) or not shard.endswith(f".{suffix}"):
-            raise InputError(
-                f"{index}: the shard {shown(shard)} in weight_map (of {shown(tensor)}) is not a "
-                f"plain file name that ends in .{suffix}; download the model again."
-            )
+    wanted = f"it must be a plain file name that ends in .{suffix}; download the model again"
+    rule = Rule(lambda shard: is_plain(shard) and shard.endswith(f".{suffix}"), wanted)
+    kind = dict[str, Annotated[str, rule]]
+    weight_map = check_value(kind, read_json(index).get("weight_map"), f"{index}: weight_map")
     tensors: dict[str, Tensor] = {}
     for shard in sorted(set(weight_map.values())):
         path = inside(index.parent, shard)

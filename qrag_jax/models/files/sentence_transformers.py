@@ -22,6 +22,7 @@ from qrag_jax.models.files.model_folder import (
     read_modules,
     trunk_folder,
 )
+from qrag_jax.runtime.config_fields import check_value
 from qrag_jax.runtime.pretrained_files import auto_tokenizer
 from qrag_jax.runtime.whole_files import inside, write_json
 
@@ -76,9 +77,8 @@ def print_unused_prompts(folder: Path, fix: str) -> None:
     """Says which prompts the model has, texts that preceded inputs in its training, if any."""
     path = inside(folder, MODEL_CONFIG)
     found = read_json(path).get("prompts") if path.is_file() else None
-    if not isinstance(found or {}, dict):
-        raise InputError(f"{path}: prompts is {found!r:.100}; it should have a text for each name.")
-    texts = ", ".join(f"{name} {text!r}" for name, text in (found or {}).items() if text)
+    prompts = check_value(dict[str, str | None], found or {}, f"{path}: prompts")
+    texts = ", ".join(f"{name} {text!r}" for name, text in prompts.items() if text)
     if texts:
         print(f"The model's prompts are not used ({texts}); {fix}.")
 
