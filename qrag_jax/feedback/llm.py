@@ -22,7 +22,6 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewards import METRICS, Log, Reward, RewardConfig, Rewards, sums_of_all
 from qrag_jax.llm.config import LlmConfig
 from qrag_jax.llm.outcomes import ChatRequest, Counters, Failure, Outcome, reads_by
-from qrag_jax.llm.server.server import open_model
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import Prompt
@@ -191,6 +190,8 @@ def open_service(
     The server starts while the caller continues; `ready` waits for it. For `seed` see `open_model`;
     with `never_terminate` an episode continues after it is complete.
     """
+    from qrag_jax.llm.server.server import open_model  # what scores answers starts none
+
     with open_model(llm, workdir, seed, log, host) as model:
 
         def ask(requests: Sequence[ChatRequest]) -> list[Outcome]:

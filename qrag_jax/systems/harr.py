@@ -37,7 +37,6 @@ from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState, place
 from qrag_jax.llm.outcomes import Failure, Request
-from qrag_jax.llm.server.server import Model, open_model
 from qrag_jax.llm.text import generation, prompts
 from qrag_jax.metrics.rows import REWARDS
 from qrag_jax.models.compute.lora import merge
@@ -561,7 +560,7 @@ def load_prompts(config: harr_config.AgentConfig) -> dict[str, prompts.Prompt]:
 class HarrModels(NamedTuple):
     provenance: dict[str, Any]  # what answers depend on, as JSON
     reranker: Asks | None  # for the reward `relevance`
-    model: Model | None  # of the agent, and of the reward `llm`
+    model: Any  # a `Model`, of the agent and of the reward `llm`; None: nothing asks it
     own_agent: OwnAgent | None  # the user's, if the config names one
 
 
@@ -607,6 +606,8 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
         log(f"the agent is {own.code.spec}, which runs in this process, without a sandbox")
     with contextlib.ExitStack() as stack:
         if config.llm is not None:
+            from qrag_jax.llm.server.server import open_model  # some agents ask no model
+
             host = jax.process_index()
             model = stack.enter_context(open_model(config.llm, workdir, config.seed, log, host))
             provenance |= model.provenance

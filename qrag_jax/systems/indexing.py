@@ -55,12 +55,10 @@ from qrag_jax.models.files.weight_names import LeafPath, tensors_from_params
 from qrag_jax.models.first_encoder import EncoderConfig, load_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.models.trunks.transformer import LAYERS
-from qrag_jax.retrieval import bm25, corpus, faiss_index, index_folder
+from qrag_jax.retrieval import bm25, corpus, index_folder
 from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus
-from qrag_jax.retrieval.faiss_index import FLAT, FaissIndex
 from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, QDRANT
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
 from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers, tower_digest
 from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.chunks import CHUNK
@@ -330,7 +328,7 @@ _TYPICAL = 2048  # passages by whose lengths blocks are chosen
 @dataclasses.dataclass(frozen=True)
 class IndexSettings:
     engine: Annotated[str, one_of(ENGINES)] = EXACT  # one of `ENGINES`
-    qdrant: QdrantSettings = dataclasses.field(default_factory=QdrantSettings)
+    qdrant: Any = None  # `QdrantSettings`; None: the usual
     # A factory string of faiss or the file of an index; "": as before, or flat.
     faiss: str = ""
     faiss_search: str = ""  # parameters of its search, such as nprobe=64; "": as before
@@ -424,7 +422,10 @@ def make_engine(
     out: Path, corpus: StoredCorpus, index_settings: IndexSettings, stop: StopSignal
 ) -> None:
     """Makes one of `FURTHER` in an index's folder, or goes on with it; what is whole stays."""
-    settings = index_settings.qdrant
+    from qrag_jax.retrieval.faiss_index import FILE, FLAT
+    from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
+
+    settings = index_settings.qdrant or QdrantSettings()
     about: dict[str, Any] = {"engine": EXACT, "corpus": corpus.digest, "count": len(corpus)}
     manifest, vectors = index_folder.open_vectors(out / EXACT, **about)
     if index_settings.engine == FAISS:
@@ -436,7 +437,7 @@ def make_engine(
             if made_from in ("", there["made_as"]):
                 if search in ("", there["search"]):
                     return
-                made_as, made_from = there["made_as"], str(out / FAISS / faiss_index.FILE)
+                made_as, made_from = there["made_as"], str(out / FAISS / FILE)
         make_faiss(out, corpus, made_from or FLAT, made_as, search)
         return
     with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
@@ -461,6 +462,8 @@ def make_faiss(
         made_as: its factory string; "": it was brought along.
         search: the parameters of its search, as the user gives them.
     """
+    from qrag_jax.retrieval.faiss_index import FLAT, FaissIndex
+
     manifest, vectors = index_folder.open_vectors(out / EXACT)
     index = FaissIndex.build(corpus, vectors, made_from, search)
     index.save(out / FAISS, manifest.encoder, made_as=made_as, search=search)
