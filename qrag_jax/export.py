@@ -47,7 +47,7 @@ EXPORTED = {
     "leret": ("LeReT", "write search queries, one at each hop"),
     "deepretrieval": ("DeepRetrieval", "rewrite search queries"),
 }
-_PRIVATE = ("engine.email", "engine.url", "llm.url", "search.rerank_url")  # not on a card
+_PRIVATE = ("engine.email", "engine.url", "llm.url", "reranker.url")  # not on a card
 _PARTS = ("scores", "collections")  # of a summary
 
 

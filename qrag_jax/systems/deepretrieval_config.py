@@ -191,8 +191,7 @@ class RewriteConfig(TokenConfig):
 
     @classmethod
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
-        unread = ("search.gold_by", "search.clean", "search.rerank_model")
-        return [*super().unread(fields), *unread]
+        return [*super().unread(fields), "search.gold_by", "search.clean"]
 
     @property
     def rule(self) -> TokenPPOConfig | TokenGRPOConfig:

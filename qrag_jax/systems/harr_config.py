@@ -13,13 +13,13 @@ from qrag_jax.errors import Count, Natural, Share, least, one_of
 from qrag_jax.evaluators.agents import BEST_BY
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
 from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
-from qrag_jax.llm.config import ClientConfig, LlmConfig
+from qrag_jax.llm.config import LlmConfig
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.runtime import own_code
 from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.systems.config import HalvedEvalConfig, SystemConfig, refuse
-from qrag_jax.systems.search import SearchConfig, of_corpus, unread
+from qrag_jax.systems.search import RerankerConfig, SearchConfig, of_corpus, unread
 
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
 SCRIPTED, REACT, SEARCH_R1, PLANNER = "scripted", "react", "search_r1", "planner"
@@ -78,21 +78,6 @@ class RewardConfig:
     @property
     def rewards(self) -> Mixture:
         return Mixture.of(self.mixture)
-
-
-@dataclasses.dataclass(frozen=True)
-class RerankerConfig:
-    """Section `reranker`: a running model server with `/rerank`, for the reward `relevance`."""
-
-    url: str = ""  # such as http://127.0.0.1:8002/v1
-    model: str = ""  # its name on the server
-    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
-
-    @property
-    def client(self) -> ClientConfig:
-        return ClientConfig(
-            self.url, self.model, api_key_env=self.api_key_env, prefix="config.reranker."
-        )
 
 
 @dataclasses.dataclass(frozen=True)

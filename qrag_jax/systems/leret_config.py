@@ -135,7 +135,7 @@ class LeretConfig(token_config.TokenConfig):
 
     @classmethod
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
-        return [*super().unread(fields), "search.kept", "search.rerank_model"]
+        return [*super().unread(fields), "search.kept"]
 
 
 def default_config() -> ConfigDict:

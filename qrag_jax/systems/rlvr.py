@@ -58,7 +58,8 @@ SEARCH = "search"  # corpus and index, in the run's folder, where hosts have no 
 def open_library(config: RlvrConfig, workdir: Path, mesh: Mesh, engine: str = "") -> Library:
     """What the tools read; by default with the engine of the config."""
     how: Any = {"engine": engine or config.search.engine, "clean": config.tasks.clean}
-    return open_search(dataclasses.replace(config.search, **how), None, workdir, of_each=mesh)
+    search = dataclasses.replace(config.search, **how)
+    return open_search(search, None, workdir, of_each=mesh, reranker=config.reranker)
 
 
 def load_inputs(

@@ -26,7 +26,7 @@ from qrag_jax.runtime.config_fields import check_value
 from qrag_jax.runtime.own_code import OwnCode
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import HalvedEvalConfig, refuse
-from qrag_jax.systems.search import SearchConfig, unread
+from qrag_jax.systems.search import RerankerConfig, SearchConfig, unread
 
 MADE = ".venv-verifiers"  # is looked for in the working folder; `make verifiers`
 
@@ -139,6 +139,7 @@ class RlvrConfig(token_config.TokenConfig):
     tasks: TasksConfig
     tools: ToolsConfig
     search: SearchConfig
+    reranker: RerankerConfig
     rubric: RubricConfig
     sft: token_config.ScriptConfig
     grpo: TokenGRPOConfig
@@ -146,6 +147,7 @@ class RlvrConfig(token_config.TokenConfig):
 
     def settled(self) -> RlvrConfig:
         tools, shared = self.tools, self.search.index or self.search.corpus
+        one = "and config.search.encoder names what scores, too; leave one of them empty"
         words = "and cannot search a corpus or an index; use an encoder or bm25, and leave it empty"
         few = f"less than config.tools.top_n, {tools.top_n}; raise it"
         theirs = "and the tools of config.env.verifiers are its own; leave one of them empty"
@@ -154,7 +156,8 @@ class RlvrConfig(token_config.TokenConfig):
             self,
             (COMPLETE not in tools.tools, "tools.tools", no_end),
             (tools.most < tools.top_n, "tools.most", few),
-            (self.search.rerank_url and shared, "search.rerank_url", words),
+            (self.reranker.url and shared, "reranker.url", words),
+            (self.reranker.url and self.search.encoder, "reranker.url", one),
             (tools.path and self.env.verifiers, "tools.path", theirs),
         )
         if SFT in self.stages:
@@ -173,8 +176,9 @@ class RlvrConfig(token_config.TokenConfig):
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
         of_index = ("index", "corpus", "engine", "encoder", "question_prefix", "passage_prefix")
         own = not (fields["search.index"] or fields["search.corpus"])
-        of_own = ("rerank_url", "rerank_model") if own else ("dtype", *vars(BM25Config()))
-        return [*super().unread(fields), *unread(*of_index, *of_own)]
+        further = () if own else ("dtype", *vars(BM25Config()))
+        reranker = [] if own else ["reranker"]
+        return [*super().unread(fields), *reranker, *unread(*of_index, *further)]
 
     @property
     def rule(self) -> TokenGRPOConfig:

@@ -25,6 +25,7 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import Document, Look
 from qrag_jax.environments.queries import BY_TITLE, KEYS
 from qrag_jax.errors import InputError, Natural, Share, Weight, one_of
+from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval import corpus, index_folder, own_documents
 from qrag_jax.retrieval.bm25 import STEMMER, STOPPED, BM25Config
@@ -70,8 +71,6 @@ class SearchConfig:
     # Numbers of vectors on the devices: float32, bfloat16 or int8; "": as the index says, else
     # float32
     dtype: Annotated[str, one_of(("", "float32", "bfloat16", "int8"))] = ""
-    rerank_url: str = ""  # RLVR: a running rerank service in the encoder's place; and
-    rerank_model: str = ""  # the model's name there
     # Questions of which the corpus may lack a gold page, a share; above it the run is refused
     max_missing_share: Share = 0.1
     k1: Weight = 1.5  # BM25 of a corpus; an index has its own: weight of repeated words
@@ -85,16 +84,10 @@ class SearchConfig:
     kept: Natural = 100_000  # results of searches that are kept in memory
 
     def __post_init__(self) -> None:
-        if self.engine in (SEMANTIC, HYBRID) and not (self.encoder or self.rerank_url):
+        if self.corpus and self.index:
             raise InputError(
-                f"config.search.engine is {self.engine!r}; give config.search.encoder, too."
+                "config.search.corpus and config.search.index are both given; leave one empty."
             )
-        for name, other in (("corpus", "index"), ("rerank_url", "encoder")):
-            if getattr(self, name) and getattr(self, other):
-                raise InputError(
-                    f"config.search.{name} and config.search.{other} are both given; leave one "
-                    "empty."
-                )
 
     @property
     def words(self) -> BM25Config:
@@ -117,14 +110,30 @@ class SearchConfig:
         return self.index.startswith(("http://", "https://"))
 
 
+@dataclasses.dataclass(frozen=True)
+class RerankerConfig:
+    """Section `reranker`: a running model server with `/rerank`.
+
+    HARR's reward `relevance` asks it, and RLVR's search in the place of `search.encoder`.
+    """
+
+    url: str = ""  # such as http://127.0.0.1:8002/v1
+    model: str = ""  # its name on the server
+    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
+
+    @property
+    def client(self) -> ClientConfig:
+        return ClientConfig(
+            self.url, self.model, api_key_env=self.api_key_env, prefix="config.reranker."
+        )
+
+
 def of_corpus(search: SearchConfig, *further: str) -> tuple[tuple[Any, str, str], ...]:
     """Rules (`config.refuse`) of systems that read the passages that are searched."""
     known = (*OF_CORPORA, *further)
     engines = f"which is for a question's own documents; use one of {', '.join(known)}"
     folder = "whose passages cannot be read here; name the folder of an index"
-    reranked = "which is for a question's own documents; use config.search.encoder"
     return (
-        (search.rerank_url, "search.rerank_url", reranked),
         (search.engine not in known, "search.engine", engines),
         (search.is_service, "search.index", folder),
     )
@@ -143,18 +152,20 @@ def open_search(
     *,
     begun: bool = True,
     of_each: Mesh | None = None,
+    reranker: RerankerConfig | None = None,
 ) -> Any:
     """The `token_episodes.Library` of a config; of indexes, built if need be, a `CorpusLibrary`.
 
     Args:
         passages, folder, begun: see `indexed`.
         of_each: if neither index nor corpus is given, each question searches its own documents,
-            which this mesh embeds.
+            which this mesh embeds, or the reranker scores if it has a URL.
     """
     if config.is_service:
         return ServiceLibrary(config.index)
     if of_each is not None and not (config.index or config.corpus):
-        return OwnLibrary(own_documents.OwnRetriever(config.engine, _scorer(config, of_each)))
+        scorer = _scorer(config, of_each, reranker)
+        return OwnLibrary(own_documents.OwnRetriever(config.engine, scorer))
     from qrag_jax.systems.retriever import BY_VECTORS, open_plain
 
     if config.engine not in (*OF_CORPORA, LEXICAL):
@@ -163,6 +174,11 @@ def open_search(
             f"corpus or an index use one of {', '.join(OF_CORPORA)}."
         )
     encoder = config.plain_encoder
+    if encoder is None and config.engine not in (LEXICAL, *OF_WORDS):
+        raise InputError(
+            f"config.search.engine {config.engine!r} compares vectors; give config.search.encoder, "
+            "or use bm25."
+        )
     tower = None if encoder is None or config.index else encoder.passages
     where = indexed(config, passages, folder, tower, begun=begun)
     index = IndexAt(where, _OTHERWISE.get(config.engine, config.engine), storage=config.dtype)
@@ -171,13 +187,13 @@ def open_search(
     return CorpusLibrary(StoredCorpus(where / CORPUS), open_plain(index, encoder), config.clean)
 
 
-def _scorer(config: SearchConfig, mesh: Mesh) -> own_documents.Scorer | None:
-    if config.rerank_url:
+def _scorer(
+    config: SearchConfig, mesh: Mesh, reranker: RerankerConfig | None
+) -> own_documents.Scorer | None:
+    if reranker is not None and reranker.url:
         from qrag_jax.llm.client import Client
-        from qrag_jax.llm.config import ClientConfig
 
-        named: Any = {"wait_limit": _WAIT, "prefix": "config.search.rerank_"}
-        client = ClientConfig(config.rerank_url, config.rerank_model, **named)
+        client = dataclasses.replace(reranker.client, wait_limit=_WAIT)
         return own_documents.endpoint_scorer(Client(client))
     if (encoder := config.plain_encoder) is None:
         return None

@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from qrag_jax import systems
@@ -21,10 +22,18 @@ from qrag_jax.retrieval.corpus import pooled
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngine
 from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, RemoteLibrary
+from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
-from qrag_jax.systems.search import Collections, SearchConfig, SearchLibrary, open_search
+from qrag_jax.systems.search import (
+    Collections,
+    RerankerConfig,
+    SearchConfig,
+    SearchLibrary,
+    open_search,
+)
 from tests.json_server import Call as HttpCall
 from tests.json_server import listening
+from tests.llm.model_server import ModelServer
 from tests.retrieval.web_service import Call, Say, pubmed_says, quick, serving
 from tests.systems.corpora import records, write_collection, write_corpus_file, write_tower
 from tests.systems.small_runs import SMALL
@@ -124,6 +133,8 @@ def test_an_index_that_cannot_be_searched(folders: dict[str, str], tmp_path: Pat
     """One of words alone, one of vectors with another prefix, and one of vectors alone."""
     vectors = Path(shutil.copytree(folders["both"], tmp_path / "vectors"))
     shutil.rmtree(vectors / BM25)
+    with pytest.raises(InputError, match=r"config\.search\.encoder"):
+        open_pages(SearchConfig(engine="semantic"), PAGES, tmp_path / "search")
     for index, engine, named in (
         (folders["words"], "semantic", "config.search"),
         (folders["both"], "semantic", "both"),
@@ -179,14 +190,22 @@ def test_a_service_is_asked_until_the_tasks_day() -> None:
         assert remote.digest(old) != remote.digest(now)
 
 
+def test_a_reranker_searches_a_questions_own_documents(tmp_path: Path) -> None:
+    own = tuple(Document(n, "", n, False) for n in ("silver river", "paper stone", "a forest"))
+    config, mesh = SearchConfig(engine="semantic"), make_mesh((1, 1, 1), jax.devices()[:1])
+    with ModelServer() as server:
+        reranker = RerankerConfig(url=server.url, model="tiny")
+        library = open_search(config, None, tmp_path, of_each=mesh, reranker=reranker)
+        (found,) = library.look([(ToolTask("q", "Which?", (), own), Look("a silver river", 2))])
+        assert [call.path.rpartition("/")[2] for call in server.calls] == ["rerank"]
+    assert len(found) == 2
+    assert found[0].id == "silver river"
+
+
 @pytest.mark.parametrize("system", ["harr", "leret", "deepretrieval"])
 def test_what_reads_passages_searches_a_corpus(system: str) -> None:
     """Neither a server, nor what belongs to a question's own documents."""
-    for field, value in (
-        ("index", "http://127.0.0.1:8000/retrieve"),
-        ("engine", "golden"),
-        ("rerank_url", "http://127.0.0.1:8000"),
-    ):
+    for field, value in (("index", "http://127.0.0.1:8000/retrieve"), ("engine", "golden")):
         with pytest.raises(InputError, match=f"config.search.{field}"):
             systems.check(SMALL[system](**{f"search__{field}": value}))
 
