@@ -64,13 +64,15 @@ def dumped(value: Any, *, allow_nan: bool = True) -> bytes:
 
     Of a surrogate pair's half, which models do write and UTF-8 lacks, it makes a question mark.
     """
-    how: Any = {"allow_nan": allow_nan, "ensure_ascii": False, "default": _plain}
+    how: Any = {"allow_nan": allow_nan, "ensure_ascii": False, "default": plain}
     return json.dumps(value, **how).encode("utf-8", "replace")
 
 
 def plain(value: Any) -> Any:
     """The value as JSON values; see `dumped`. A float32 is exact as a float64."""
-    return json.loads(dumped(value))
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(value, fallback=_plain)
 
 
 def shown(value: Any) -> str:
@@ -83,11 +85,8 @@ def shown(value: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):  # an array
-        return value.tolist()
-    if dataclasses.is_dataclass(value):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return dict(value.items())
+    """An array as a list, and a section of a config as an object."""
+    return value.tolist() if hasattr(value, "tolist") else dict(value.items())
 
 
 @functools.cache
