@@ -40,7 +40,6 @@ from qrag_jax.llm.outcomes import (
     retry_after,
     shorten,
 )
-from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.whole_files import reading
 
 _CONNECT_SECONDS = 5.0
@@ -362,7 +361,9 @@ class AnswerCache:
         answers: dict[str, Answer] = {}
         query = "SELECT key, answer FROM answers WHERE key IN (SELECT value FROM json_each(?))"
         for key, text in self._run(query, [json.dumps(keys)], len(keys)):
-            answers[key] = typed(Answer, text.encode())
+            fields = json.loads(text)
+            fields |= {name: tuple(fields[name]) for name in ("token_ids", "log_probs", "vectors")}
+            answers[key] = Answer(**fields)
         return answers
 
     def put(self, key: str, answer: Answer) -> None:

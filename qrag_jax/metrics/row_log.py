@@ -29,7 +29,6 @@ _MOST_NAMED = 8  # most differing settings named in one message
 class RowLog(Generic[Row]):
     name: str  # what rows of this kind are called
     kind: type[Row]
-    optional: Iterable[str] = ()  # fields that are not written if they are empty or None
 
     def write(self, path: Path, rows: Iterable[Row], record: Mapping[str, Any]) -> None:
         """Writes a whole log, and next to it what it depends on."""
@@ -111,7 +110,6 @@ class RowLog(Generic[Row]):
         return {
             field.metadata.get("alias", field.name): value
             for field, value in zip(dataclasses.fields(row), dataclasses.asdict(row).values())
-            if field.name not in self.optional or value not in (None, [], "")
         }
 
     def _line(self, row: Row) -> bytes:

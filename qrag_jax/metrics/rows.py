@@ -37,8 +37,7 @@ class Row:
     source: str = ""  # see `Sample`; "" if nobody knows it
 
 
-_OPTIONAL = ("ret", "f1", "em", "aliases", "source")
-RETRIEVALS = RowLog("chunks", Row, _OPTIONAL)
+RETRIEVALS = RowLog("chunks", Row)
 
 
 def log_name(seed: int, num_chunks: int | None = None) -> str:

@@ -85,8 +85,7 @@ def section(settings: type, **values: Any) -> ConfigDict:
 def fill(settings: type[T], given: Mapping[str, Any], place: str = "") -> T:
     """Builds the dataclass of a section; fields that are not given keep their defaults.
 
-    A field must have its type and keep its rules (`errors.Rule`), see `bounded_json.typed`. A
-    dataclass with names of its own in a section has a class method `read`, which is called instead.
+    A field must have its type and keep its rules (`errors.Rule`), see `bounded_json.typed`.
 
     Args:
         place: the section's name, for messages: "train", "encoder.lora"; "": the whole config.

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.errors import InputError, Rule
+from qrag_jax.errors import InputError, within
 from qrag_jax.models.compute.attention import Window, padded_attention, shared_attention
 from qrag_jax.models.compute.dropout import (
     ATTENTION_OUTPUT,
@@ -60,13 +60,7 @@ REMAT_POLICIES: dict[str, Callable[..., Any] | None] = {
 }
 _FARTHEST = 128  # distances of so many tokens or more are in the last bucket of their side
 _TYPES = ("rope_type", "type")  # spellings of the kind of a rotation
-
-
-def _whole(most: int) -> Rule:
-    return Rule(lambda n: type(n) is int and 1 <= n <= most, f"it must be from 1 to {most}")
-
-
-Size = Annotated[int, _whole(2**31)]
+Size = Annotated[int, within(1, 2**31)]
 
 
 @jax.custom_vjp
@@ -127,7 +121,7 @@ class Sizes:
 
     vocab_size: Size
     hidden_size: Size
-    num_hidden_layers: Annotated[int, _whole(10_000)]
+    num_hidden_layers: Annotated[int, within(1, 10_000)]
     num_attention_heads: Size
     intermediate_size: Size
     max_position_embeddings: Size = 512
