@@ -18,6 +18,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -66,9 +67,10 @@ class BM25Config:
         )
 
 
-# Rules of config fields that become those of `BM25Config`.
+# Rules of config fields that become those of `BM25Config`. Without Stemmer any name passes, since a
+# training that compares no words does without the package.
 STEMMER = Rule(
-    lambda name: not name or name in _snowball().algorithms(),
+    lambda name: not name or not find_spec("Stemmer") or name in _snowball().algorithms(),
     "use a language of Snowball, such as english, or porter, or leave it empty",
 )
 STOPPED = one_of(("", *STOP_WORDS))

@@ -96,6 +96,7 @@ def load_inputs(
         made[split] = world().bridge_questions(asked.bridge_seed, split, range(count))
         return [each.query for each in made[split]]
 
+    pairs = read_pairs(config.pairs.path) if trains else []
     every_dev, train = read("dev", asked.dev, asked.bridge_dev), list[Sample]()
     passages: Callable[[], Iterable[Passage]] | None = None
     if trains or search is not None:
@@ -123,7 +124,6 @@ def load_inputs(
             made["train"], library, settings.gold_by, prompt
         )
     data = {"prompt": prompt.prompt.fingerprint, "corpus": library.corpus.digest}
-    pairs = read_pairs(config.pairs.path) if trains else []
     data |= {"pairs": token_system.fingerprint(pairs)} if pairs else {}
     return token_system.token_inputs(
         config,

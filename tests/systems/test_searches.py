@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -238,3 +239,8 @@ def test_a_server_in_search_r1s_form_is_searched(tmp_path: Path) -> None:
     assert isinstance(failed, Failure)
     assert failed.cause == "server"
     assert isinstance(library.open(asked, Open("g")), Failure)
+
+
+def test_what_compares_no_words_needs_no_stemmer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "Stemmer", None)
+    systems.check(SMALL["harr"]())
