@@ -247,19 +247,23 @@ def _scores(scores: Mapping[str, float]) -> str:
 # ---------------------------------------------------------------- logs of a run
 
 UNTRAINED = ("untrained", "best-0")
-_TRAINED = re.compile(r"(best|last)-[1-9]\d*")
+_CHECKPOINT = re.compile(r"(?:best|last)-(\d+)")
 _BESIDE = ("single_step_", "planned_")  # names of logs that go with one of the same play
 GIVE = "give the folder of a run, such as runs/quickstart, or a log in it"
 
 
 def newest_log(folder: Path) -> Path | None:
-    """The newest log of an evaluation of trained weights, of others if there is none."""
+    """The newest log of an evaluation of trained weights, of others if there is none.
+
+    A rule that is scored beside them, such as the question as it is, comes behind any checkpoint.
+    """
 
     def worth(log: Path) -> tuple[Any, ...]:
         label = log.stem if log.parent in (folder, folder / "eval") else log.parent.name
         is_beside = log.name.startswith(_BESIDE)
-        is_trained = bool(_TRAINED.fullmatch(label))
-        return is_trained, label not in UNTRAINED, not is_beside, log.stat().st_mtime, log.name
+        step = int(found[1]) if (found := _CHECKPOINT.fullmatch(label)) else -1
+        of = step > 0, step == 0, label not in UNTRAINED
+        return *of, not is_beside, log.stat().st_mtime, log.name
 
     return max(logs_of(folder), key=worth, default=None)
 

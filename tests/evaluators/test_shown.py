@@ -170,8 +170,11 @@ def test_the_same_places_are_sampled_each_time() -> None:
 
 
 def test_the_newest_log_of_trained_weights_is_shown(tmp_path: Path) -> None:
-    """A best checkpoint of step 0 is not trained."""
+    """A best checkpoint of step 0 is not trained, but no rule that is scored beside it, either."""
     run = scored_run(tmp_path / "run", [], played_rows(3, 0))
+    rule = run / "eval" / "question_and_passage.jsonl"
+    logs.RETRIEVALS.append(rule, played_rows(3, 2))
+    os.utime(rule, (2.1e9, 2.1e9))
     for label in ("best-0", "last-10"):
         logs.RETRIEVALS.append(run / "eval" / label / "eval_seed42.jsonl", played_rows(3, 1))
         section = shown(run)["sections"][0]
