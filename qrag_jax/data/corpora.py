@@ -69,7 +69,8 @@ class Columns:
             if settled[kind] is None:
                 raise InputError(
                     f"{where}: there is no field {' or '.join(map(repr, names))}, only "
-                    f"{', '.join(map(repr, record))}; name it with --columns={kind}=NAME."
+                    f"{', '.join(map(repr, record))}; rename it, or index the corpus "
+                    f"with qrag index --columns={kind}=NAME."
                 )
         return dataclasses.replace(self, **settled)
 

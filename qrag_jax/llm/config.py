@@ -200,6 +200,24 @@ class ClientConfig(_Limits):
 
 
 @dataclasses.dataclass(frozen=True)
+class RerankerConfig:
+    """Section `reranker`: a running model server with `/rerank`.
+
+    HARR's reward `relevance` asks it, and RLVR's search in the place of `search.encoder`.
+    """
+
+    url: str = ""  # such as http://127.0.0.1:8002/v1
+    model: str = ""  # its name on the server
+    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
+
+    @property
+    def client(self) -> ClientConfig:
+        return ClientConfig(
+            self.url, self.model, api_key_env=self.api_key_env, prefix="config.reranker."
+        )
+
+
+@dataclasses.dataclass(frozen=True)
 class _Section(_Limits):
     url: str = ""  # of a running server, such as http://127.0.0.1:8000/v1; "": start one
     model: str = ""  # its name on the server; "" if we start it: its folder's or hub name

@@ -282,3 +282,28 @@ class KeptResults:
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
         return [found[key] for key in keys]
+
+
+@dataclasses.dataclass(frozen=True)
+class Collections:
+    """See `token_episodes.Library`: each task searches the collection it names, if it is there."""
+
+    by_name: Mapping[str, CorpusLibrary]
+
+    def has(self, task: Any) -> bool:
+        return task.collection in self.by_name
+
+    def look(self, asked: Sequence[tuple[Any, Look]]) -> list[tuple[Document, ...] | Failure]:
+        """The documents of each search, best first; each collection is searched once."""
+        found: dict[int, tuple[Document, ...] | Failure] = {}
+        for name, library in self.by_name.items():
+            places = [n for n, (task, _) in enumerate(asked) if task.collection == name]
+            if places:
+                found |= zip(places, library.look([asked[n] for n in places]), strict=True)
+        return [found.get(n, ()) for n in range(len(asked))]
+
+    def digest(self, task: Sample) -> str:
+        return self.by_name[task.collection].corpus.digest if self.has(task) else "nothing"
+
+
+SearchLibrary = Collections | RemoteLibrary

@@ -45,6 +45,7 @@ from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.bootstrap import columns_of, means, score_table
 from qrag_jax.metrics.rows import REWRITES, RewriteRow
 from qrag_jax.rollouts.experience import AgentExperience, Experience
+from qrag_jax.rollouts.libraries import Collections
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Episode, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
@@ -55,7 +56,7 @@ from qrag_jax.systems import deepretrieval_inputs, scoring, token_system
 from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
 from qrag_jax.systems.deepretrieval_inputs import load_inputs
 from qrag_jax.systems.scoring import Logs, Predictor, ScoreOptions, Way
-from qrag_jax.systems.search import OWN, Collections
+from qrag_jax.systems.search import OWN
 
 RUNS, QRELS = "trec", "qrels.txt"
 POOLED = "all collections"

@@ -23,11 +23,17 @@ from qrag_jax.retrieval.boolean_search import parse_boolean
 from qrag_jax.retrieval.index_folder import BOOLEAN
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.pubmed import RemoteEngine
-from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, RemoteLibrary
+from qrag_jax.rollouts.libraries import (
+    Collections,
+    CorpusLibrary,
+    KeptResults,
+    RemoteLibrary,
+    SearchLibrary,
+)
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
-from qrag_jax.systems.search import OWN, REMOTE, Collections, SearchLibrary, open_search
+from qrag_jax.systems.search import OWN, REMOTE, open_search
 from qrag_jax.systems.token_system import TokenInputs, fingerprint, token_inputs
 
 SEARCH = "search"  # corpora and indexes, in the run's folder

@@ -13,13 +13,13 @@ from qrag_jax.errors import Count, Natural, Share, least, one_of
 from qrag_jax.evaluators.agents import BEST_BY
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
 from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
-from qrag_jax.llm.config import LlmConfig
+from qrag_jax.llm.config import LlmConfig, RerankerConfig
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.runtime import own_code
 from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.systems.config import HalvedEvalConfig, SystemConfig, refuse
-from qrag_jax.systems.search import RerankerConfig, SearchConfig, of_corpus, unread
+from qrag_jax.systems.search import SearchConfig, of_corpus, unread
 
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
 SCRIPTED, REACT, SEARCH_R1, PLANNER = "scripted", "react", "search_r1", "planner"

@@ -18,6 +18,7 @@ from qrag_jax.environments.tools import COMPLETE, RETRIEVE, TOOLS
 from qrag_jax.errors import Count, InputError, Natural, Positive, Weight, one_of, some_of
 from qrag_jax.feedback.rubric import OWN_PATH, PARTS, Rubric, own_rubric
 from qrag_jax.learners.config import TokenGRPOConfig
+from qrag_jax.llm.config import RerankerConfig
 from qrag_jax.llm.text.tool_calls import FORMATS, HERMES
 from qrag_jax.retrieval.bm25 import BM25Config
 from qrag_jax.rollouts.trajectories import REWARD
@@ -26,7 +27,7 @@ from qrag_jax.runtime.config_fields import check_value
 from qrag_jax.runtime.own_code import OwnCode
 from qrag_jax.systems import token_config
 from qrag_jax.systems.config import HalvedEvalConfig, refuse
-from qrag_jax.systems.search import RerankerConfig, SearchConfig, unread
+from qrag_jax.systems.search import SearchConfig, unread
 
 MADE = ".venv-verifiers"  # is looked for in the working folder; `make verifiers`
 

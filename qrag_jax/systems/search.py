@@ -12,7 +12,7 @@ import hashlib
 import itertools
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,19 +21,16 @@ import jax
 from jax.sharding import Mesh
 
 from qrag_jax.data.corpora import corpus_files
-from qrag_jax.data.sample import Sample
-from qrag_jax.environments.episode import Document, Look
 from qrag_jax.environments.queries import BY_TITLE, KEYS
 from qrag_jax.errors import InputError, Natural, Share, Weight, one_of
-from qrag_jax.llm.config import ClientConfig
-from qrag_jax.llm.outcomes import Failure
+from qrag_jax.llm.config import RerankerConfig
 from qrag_jax.retrieval import corpus, index_folder, own_documents
 from qrag_jax.retrieval.bm25 import STEMMER, STOPPED, BM25Config
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, CORPUS, EXACT, HYBRID, OF_WORDS, IndexAt
 from qrag_jax.retrieval.own_documents import LEXICAL, RETRIEVERS, SEMANTIC
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, RemoteLibrary, ServiceLibrary
+from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, ServiceLibrary
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
@@ -108,24 +105,6 @@ class SearchConfig:
     @property
     def is_service(self) -> bool:
         return self.index.startswith(("http://", "https://"))
-
-
-@dataclasses.dataclass(frozen=True)
-class RerankerConfig:
-    """Section `reranker`: a running model server with `/rerank`.
-
-    HARR's reward `relevance` asks it, and RLVR's search in the place of `search.encoder`.
-    """
-
-    url: str = ""  # such as http://127.0.0.1:8002/v1
-    model: str = ""  # its name on the server
-    api_key_env: str = ""  # environment variable that holds the server's API key; "": no key
-
-    @property
-    def client(self) -> ClientConfig:
-        return ClientConfig(
-            self.url, self.model, api_key_env=self.api_key_env, prefix="config.reranker."
-        )
 
 
 def of_corpus(search: SearchConfig, *further: str) -> tuple[tuple[Any, str, str], ...]:
@@ -281,31 +260,3 @@ def _store(passages: Callable[[], Iterable[Passage]] | None, folder: Path, *, be
         shutil.rmtree(folder)  # with its indexes
     shutil.rmtree(own, ignore_errors=True)  # it is not finished
     write_corpus(own, new)
-
-
-# ---------------------------------------------------------------- collections of query rewriters
-
-
-@dataclasses.dataclass(frozen=True)
-class Collections:
-    """See `token_episodes.Library`: each task searches the collection it names, if it is there."""
-
-    by_name: Mapping[str, CorpusLibrary]
-
-    def has(self, task: Any) -> bool:
-        return task.collection in self.by_name
-
-    def look(self, asked: Sequence[tuple[Any, Look]]) -> list[tuple[Document, ...] | Failure]:
-        """The documents of each search, best first; each collection is searched once."""
-        found: dict[int, tuple[Document, ...] | Failure] = {}
-        for name, library in self.by_name.items():
-            places = [n for n, (task, _) in enumerate(asked) if task.collection == name]
-            if places:
-                found |= zip(places, library.look([asked[n] for n in places]), strict=True)
-        return [found.get(n, ()) for n in range(len(asked))]
-
-    def digest(self, task: Sample) -> str:
-        return self.by_name[task.collection].corpus.digest if self.has(task) else "nothing"
-
-
-SearchLibrary = Collections | RemoteLibrary

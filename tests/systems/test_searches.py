@@ -18,20 +18,21 @@ from qrag_jax.data.sample import Passage, Sample
 from qrag_jax.environments.episode import Document, Look, Open, ToolTask
 from qrag_jax.environments.queries import QueryState
 from qrag_jax.errors import InputError
+from qrag_jax.llm.config import RerankerConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.retrieval.corpus import pooled
 from qrag_jax.retrieval.index_folder import BM25, BOOLEAN
 from qrag_jax.retrieval.pubmed import RemoteEngine
-from qrag_jax.rollouts.libraries import CorpusLibrary, KeptResults, RemoteLibrary
+from qrag_jax.rollouts.libraries import (
+    Collections,
+    CorpusLibrary,
+    KeptResults,
+    RemoteLibrary,
+    SearchLibrary,
+)
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
-from qrag_jax.systems.search import (
-    Collections,
-    RerankerConfig,
-    SearchConfig,
-    SearchLibrary,
-    open_search,
-)
+from qrag_jax.systems.search import SearchConfig, open_search
 from tests.json_server import Call as HttpCall
 from tests.json_server import listening
 from tests.llm.model_server import ModelServer
