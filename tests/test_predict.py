@@ -113,16 +113,17 @@ def test_a_training_begins_with_a_file_of_pairs(commands: Commands, tmp_path: Pa
     """Nothing is tried; a pair that is too long for the room is left out."""
     row = {"prompt": "Where does it rain?", "chosen": "oslo", "rejected": "berg"}
     rows, workdir = [row, row | {"rejected": "rain " * 300}], tmp_path / "run"
-    file = write_lines(tmp_path / "pairs.jsonl", rows)
+    file = write_lines(tmp_path / "pairs.jsonl", [row, row | {"chosen": 5}])
     given = (*COURSES["leret"].fields, "--config.iterations=1", f"--config.pairs.path={file}")
     given = ("train", *given, "--config.stages=sft,preference", f"--workdir={workdir}")
+    assert "pairs.jsonl:2: field 'chosen'" in refusal(commands.run(*given))
+    assert not (workdir / "search").exists()  # nothing is indexed before
+    write_lines(file, rows)
     output = commands.succeed(*given)
     assert f"1 pairs of {file}, 1 are too long" in output
     assert not (workdir / "tries" / "iteration-1" / "hop-1.jsonl").exists()
     margins = [row["train/margin"] for row in metric_lines(workdir) if "train/margin" in row]
     assert margins[-1] > margins[0]
-    write_lines(file, [row, row | {"chosen": 5}])
-    assert "pairs.jsonl:2: field 'chosen'" in refusal(commands.run(*given))
     write_lines(file, [row])
     assert "the data (pairs)" in refusal(commands.run(*given))
 
