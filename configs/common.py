@@ -30,7 +30,7 @@ def variant(config: ConfigDict, arg: str, known: Variants) -> ConfigDict:
 
 def get_config(*sources: str) -> ConfigDict:
     """Q-RAG's settings for a Contriever-sized encoder (arXiv 2511.07328) on these data sources."""
-    from qrag_jax.systems.q_rag_config import QRagConfig  # which other systems do not need
+    from qrag_jax.systems.q_rag.config import QRagConfig  # which other systems do not need
 
     return QRagConfig.default(*sources)
 

@@ -3,7 +3,7 @@
 from ml_collections import ConfigDict
 
 from configs import common
-from qrag_jax.systems.harr_config import AGENTS, SCRIPTED, HarrConfig
+from qrag_jax.systems.harr.config import AGENTS, SCRIPTED, HarrConfig
 
 SHORT = {"tiny": "synthetic-scripted-tiny", "minilm": "two_wiki-scripted-minilm"}
 DATA = ("synthetic", "two_wiki", "hotpotqa", "musique")

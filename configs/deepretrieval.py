@@ -14,7 +14,7 @@ imitates sentences of which words are dropped. `:smol` trains adapters on SmolLM
 from ml_collections import ConfigDict
 
 from configs import common
-from qrag_jax.systems.deepretrieval_config import default_config
+from qrag_jax.systems.deepretrieval.config import default_config
 
 
 def get_config(arg: str = "quick") -> ConfigDict:

@@ -13,7 +13,7 @@ published constants, whole weights; these two are for GPUs. All but the first tw
 from ml_collections import ConfigDict
 
 from configs import common
-from qrag_jax.systems.leret_config import default_config
+from qrag_jax.systems.leret.config import default_config
 
 
 def get_config(arg: str = "quick") -> ConfigDict:

@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 
 from configs import common
 from qrag_jax.feedback.rubric import PARTS
-from qrag_jax.systems.rlvr_config import default_config
+from qrag_jax.systems.rlvr.config import default_config
 
 
 def get_config(arg: str = "quick") -> ConfigDict:

@@ -49,7 +49,7 @@ def fields() -> str:
         "a config, and which fields it does not read.",
     ]
     for name in SYSTEMS:
-        config = importlib.import_module(f"{SYSTEMS[name]}_config").CONFIG
+        config = importlib.import_module(f"qrag_jax.systems.{name}.config").CONFIG
         lines.append(f"## {name}")
         section = None
         for field, value, comment in config.help_lines():

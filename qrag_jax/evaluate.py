@@ -100,8 +100,8 @@ def main() -> int:
 
 
 def _lengths(workdir: Path, config: ConfigDict, options: ScoreOptions, counts: list[int]) -> int:
-    from qrag_jax.systems.q_rag_run import SavedRun
-    from qrag_jax.systems.q_rag_scoring import score_lengths
+    from qrag_jax.systems.q_rag.run import SavedRun
+    from qrag_jax.systems.q_rag.scoring import score_lengths
 
     chunks = _counts("chunks", CHUNKS.value)
     if len(counts) > len(chunks) or not min(counts):

@@ -72,7 +72,7 @@ def main() -> int:
                 out.mkdir(parents=True, exist_ok=True)
                 system.export(state, out)
         else:
-            from qrag_jax.systems.q_rag_run import SavedRun, export
+            from qrag_jax.systems.q_rag.run import SavedRun, export
 
             run = SavedRun.open(workdir, config)
             export(run, run.chosen(run_flags.given_checkpoint()), out)

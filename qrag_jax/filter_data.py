@@ -30,9 +30,9 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.saved_config import FREE_FIELDS, flat
 from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.harr import INDEX
-from qrag_jax.systems.harr_config import HarrConfig
-from qrag_jax.systems.harr_scoring import AT_ONCE, opened_run
+from qrag_jax.systems.harr.config import HarrConfig
+from qrag_jax.systems.harr.scoring import AT_ONCE, opened_run
+from qrag_jax.systems.harr.system import INDEX
 from qrag_jax.systems.scoring import Questions, Way, check_trained, resumable, saved_params
 
 HARR, EXAMPLE = HarrConfig.NAME, "configs/harr_grpo.py:tiny"

@@ -119,7 +119,7 @@ def _encoder(engine: str, out: Path, changes: bool) -> indexing.PassageEncoder |
     if not values.encoder:  # a run has its own, which --config.FIELD=VALUE changes
         commandline.refuse_unread(OF_ENCODER, "--workdir")
     if values.workdir:
-        from qrag_jax.systems.q_rag_run import SavedRun
+        from qrag_jax.systems.q_rag.run import SavedRun
 
         run = SavedRun.open(Path(flags.FLAGS.workdir), values.config, host_mesh)
         which = run.chosen(run_flags.given_checkpoint())

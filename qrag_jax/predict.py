@@ -88,7 +88,7 @@ def main() -> int:
     count = len(player.asked)
     print(f"{count * draws} rows of {count} questions, {weights.label}: {out}")
     if config.system == DEEPRETRIEVAL:
-        from qrag_jax.systems.deepretrieval import rewritten_lines
+        from qrag_jax.systems.deepretrieval.system import rewritten_lines
 
         print("\n".join(rewritten_lines(REWRITES.read(out))))
     return 0

@@ -198,7 +198,7 @@ def untrained_best(finished_run: Path, tmp_path: Path) -> Path:
     # Imported here: most tests need neither.
     from qrag_jax.runtime.checkpoints import Checkpoints
     from qrag_jax.systems.config import load_config
-    from qrag_jax.systems.q_rag_run import SavedRun
+    from qrag_jax.systems.q_rag.run import SavedRun
 
     workdir = Path(shutil.copytree(finished_run, tmp_path / "untrained_best"))
     run = SavedRun.open(workdir, load_config(workdir / "config.json"))

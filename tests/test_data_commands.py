@@ -12,7 +12,7 @@ import pytest
 from configs import harr_grpo
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
-from qrag_jax.systems import harr
+from qrag_jax.systems.harr import system as harr
 from tests.entry_points import Commands, json_lines, refusal
 from tests.support import worlds
 from tests.support.worlds import record_of, write_lines

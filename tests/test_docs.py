@@ -69,7 +69,7 @@ OF_LAUNCHERS = {"launch/slurm.sbatch": "train", "launch/sidecar.sh": "serve_llm"
 def known_fields() -> set[str]:
     """The fields of all systems."""
     modules = ("q_rag", "harr", "rlvr", "leret", "deepretrieval")
-    made = (importlib.import_module(f"qrag_jax.systems.{name}_config") for name in modules)
+    made = (importlib.import_module(f"qrag_jax.systems.{name}.config") for name in modules)
     names = {name for each in made for name, *_ in each.CONFIG.help_lines()}
     return {re.sub(r"data\.sources\.\w+", "data.sources.NAME", name) for name in names}
 

@@ -24,10 +24,10 @@ from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.first_encoder import EncoderConfig, load_encoder, with_new_adapters
 from qrag_jax.models.pretrained import LoadedEncoder, LoraConfig
 from qrag_jax.runtime.retriever_config import NAME, RetrieverConfig
-from qrag_jax.systems import q_rag_run
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.indexing import PassageEncoder
-from qrag_jax.systems.q_rag_run import SavedRun, weights_digest
+from qrag_jax.systems.q_rag import run as q_rag_run
+from qrag_jax.systems.q_rag.run import SavedRun, weights_digest
 from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, json_lines, log_rows, refusal
 from tests.support.parity import vectors_of
 from tests.support.small_models import write_small_model

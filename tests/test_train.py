@@ -19,8 +19,8 @@ from configs import hotpotqa
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import whole_files
 from qrag_jax.systems import training
-from qrag_jax.systems.q_rag import QRag
-from qrag_jax.systems.q_rag_config import PQN
+from qrag_jax.systems.q_rag.config import PQN
+from qrag_jax.systems.q_rag.system import QRag
 from tests import devices, machine
 from tests.entry_points import (
     CHECKPOINT_EVERY,

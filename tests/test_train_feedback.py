@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import FeedbackLost
 from qrag_jax.systems import training
-from qrag_jax.systems.q_rag import QRag
+from qrag_jax.systems.q_rag.system import QRag
 from tests.entry_points import (
     Commands,
     assert_same_state,

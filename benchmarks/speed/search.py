@@ -33,9 +33,9 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.protocol import Passage, Queries
 from qrag_jax.runtime.pretrained_files import find_minilm
-from qrag_jax.systems import q_rag_run
 from qrag_jax.systems.indexing import CORPUS, PassageEncoder, index_corpus
-from qrag_jax.systems.q_rag_run import SavedRun
+from qrag_jax.systems.q_rag import run as q_rag_run
+from qrag_jax.systems.q_rag.run import SavedRun
 
 K = 10
 SIZES = ((1_000_000, 384, 1), (1_000_000, 384, 64), (200_000, 1024, 64))

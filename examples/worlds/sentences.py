@@ -15,7 +15,7 @@ from qrag_jax.data.sample import Draw
 from qrag_jax.errors import InputError
 
 if TYPE_CHECKING:
-    from qrag_jax.systems.deepretrieval_config import DroppedConfig
+    from qrag_jax.systems.deepretrieval.config import DroppedConfig
 
 STREAM = 15  # of `Draw`, for the words that are dropped; lower ones draw questions and styles
 _WORD = re.compile(r"\w+(?:['’-]\w+)*")

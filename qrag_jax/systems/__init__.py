@@ -1,6 +1,7 @@
-"""The systems that can be trained: each is one module, which assembles the parts a config chooses.
+"""The systems that can be trained: each is a folder, whose module `system` assembles the parts.
 
-The module has the functions `check`, `before_devices` and `open_system`, as they are here.
+The module has the functions `check`, `before_devices` and `open_system`, as they are here, and may
+have `score_run`, as `scoring` has it.
 
 In all of these modules, what takes a `StopSignal` raises `Stopped` when a signal came, what plays
 raises `FeedbackLost` when too many episodes fail, and what writes raises `OSError`.
@@ -11,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import importlib.util
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -34,11 +34,11 @@ if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`)
 
 # config.system → its module.
 SYSTEMS = {
-    "q_rag": "qrag_jax.systems.q_rag",
-    "harr": "qrag_jax.systems.harr",
-    "rlvr": "qrag_jax.systems.rlvr",
-    "leret": "qrag_jax.systems.leret",
-    "deepretrieval": "qrag_jax.systems.deepretrieval",
+    "q_rag": "qrag_jax.systems.q_rag.system",
+    "harr": "qrag_jax.systems.harr.system",
+    "rlvr": "qrag_jax.systems.rlvr.system",
+    "leret": "qrag_jax.systems.leret.system",
+    "deepretrieval": "qrag_jax.systems.deepretrieval.system",
 }
 
 
@@ -131,12 +131,10 @@ def saved_system(
 
 
 def scorer(name: str) -> Any:
-    """What scores the runs of a system: its own, in NAME_scoring or its module, or the usual."""
+    """What scores the runs of a system: its module's `score_run`, or the usual."""
     from qrag_jax.systems import scoring
 
-    own = f"{SYSTEMS[name]}_scoring"
-    module = importlib.import_module(own if importlib.util.find_spec(own) else SYSTEMS[name])
-    return getattr(module, "score_run", scoring.score_run)
+    return getattr(importlib.import_module(SYSTEMS[name]), "score_run", scoring.score_run)
 
 
 def source(name: str) -> str:

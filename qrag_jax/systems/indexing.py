@@ -72,7 +72,7 @@ from qrag_jax.runtime.pretrained_files import MINILM, find_minilm
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig, passage_text
 
 if TYPE_CHECKING:
-    from qrag_jax.systems.q_rag_run import SavedRun
+    from qrag_jax.systems.q_rag.run import SavedRun
 
 PIECE = 1024  # passages tokenised at a time
 SOURCE = "source.json"  # in the index's folder: which files the corpus was read from

@@ -124,7 +124,7 @@ def of_export(folder: Path, settings: LoadSettings) -> Backend:
     else:
         config.check_weights(folder)
         if by_jax:
-            from qrag_jax.systems.q_rag_run import exported_towers
+            from qrag_jax.systems.q_rag.run import exported_towers
 
             computed = exported_towers(folder, config, form, settings.dtype)
         else:
@@ -196,7 +196,7 @@ class Retriever:
                 f"folder for the backend {settings.backend}."
             )
         if kind == RUN:
-            from qrag_jax.systems.q_rag_run import of_run
+            from qrag_jax.systems.q_rag.run import of_run
 
             return Retriever(of_run(path, settings.checkpoint, settings.dtype), path, settings)
         if str(source) == BM25:

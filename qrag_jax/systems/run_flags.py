@@ -43,8 +43,8 @@ def _is_ours(system: str) -> bool:
 
 def config_of(system: str) -> type[SystemConfig]:
     """The layout of a system's config, whose module alone is imported; Q-RAG's from outside."""
-    name = registry.SYSTEMS[system if _is_ours(system) else Q_RAG]
-    return importlib.import_module(f"{name}_config").CONFIG
+    name = system if _is_ours(system) else Q_RAG
+    return importlib.import_module(f"{registry.__name__}.{name}.config").CONFIG
 
 
 class _NamesParser(tuple_parser.TupleParser):
@@ -247,7 +247,7 @@ def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str])
 
 def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
     """Replaces fields of `config` by those of the config `file`; the sources all at once."""
-    from qrag_jax.systems.q_rag_config import fill_from_saved
+    from qrag_jax.systems.q_rag.config import fill_from_saved
 
     parser = config_flags.config_flags.ConfigFileFlagParser(name="eval_config")
     try:

@@ -149,7 +149,7 @@ def test_a_value_against_a_rule(name: str) -> None:
 
 def type_of(case: Case) -> Any:
     system = values(case)["system"]
-    return importlib.import_module(f"qrag_jax.systems.{system}_config").CONFIG
+    return importlib.import_module(f"qrag_jax.systems.{system}.config").CONFIG
 
 
 def rules_of(settings: Any, place: str = "") -> dict[str, list[Rule]]:

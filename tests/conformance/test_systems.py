@@ -26,7 +26,7 @@ from qrag_jax.models.first_language_model import load_language_model
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields, save_config
 from qrag_jax.systems import run_flags, training
-from qrag_jax.systems.q_rag_run import SavedRun, export
+from qrag_jax.systems.q_rag.run import SavedRun, export
 from qrag_jax.systems.scoring import ScoreOptions
 from tests.entry_points import Commands, assert_same_run, metric_lines, refusal
 from tests.systems.small_runs import SMALL, opened_run

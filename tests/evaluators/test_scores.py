@@ -28,7 +28,7 @@ from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.config import ALL, CHOOSING, REPORTED, drawn
-from qrag_jax.systems.rlvr_config import EvalConfig
+from qrag_jax.systems.rlvr.config import EvalConfig
 from qrag_jax.systems.scoring import ScoreOptions, begin_scoring
 from tests.environments.trying import STATE
 from tests.retrieval_logs import played_rows

@@ -26,7 +26,7 @@ from qrag_jax.llm.outcomes import Answer, Failure, RerankRequest
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.llm.text.prompts import load
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.systems.rlvr_config import RlvrConfig
+from qrag_jax.systems.rlvr.config import RlvrConfig
 
 GRADES = (("p1", 1), ("p3", 1))
 GOLD = Sample("q1", "Which country?", answers=("Norway", "Kingdom of Norway"), grades=GRADES)

@@ -33,7 +33,7 @@ from qrag_jax.serving.searcher import Ask, Searcher
 from qrag_jax.systems import training
 from qrag_jax.systems.indexing import IndexSettings, PassageEncoder, index_corpus
 from qrag_jax.systems.retriever import PlainEncoder, open_plain
-from qrag_jax.systems.rlvr_config import RlvrConfig
+from qrag_jax.systems.rlvr.config import RlvrConfig
 from tests.entry_points import metric_lines
 from tests.llm.model_server import ModelServer, supported_answers
 from tests.support.small_models import FAMILIES, write_small_model

@@ -12,8 +12,8 @@ import qrag_jax.llm.client
 import qrag_jax.metrics.stopping
 import qrag_jax.runtime.pretrained_files
 import qrag_jax.runtime.writers
-import qrag_jax.systems.harr
-import qrag_jax.systems.q_rag
+import qrag_jax.systems.harr.system
+import qrag_jax.systems.q_rag.system
 import qrag_jax.systems.scoring
 import qrag_jax.systems.token_system
 

@@ -10,8 +10,8 @@ from qrag_jax.data.loading import LoadedSamples, load_split
 from qrag_jax.data.sample import Split
 from qrag_jax.runtime.saved_config import CONFIG_NAME
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.q_rag_config import QRagConfig
-from qrag_jax.systems.q_rag_run import SavedRun
+from qrag_jax.systems.q_rag.config import QRagConfig
+from qrag_jax.systems.q_rag.run import SavedRun
 
 
 def samples_of(config: ConfigDict, split: Split) -> LoadedSamples:

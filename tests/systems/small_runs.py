@@ -16,7 +16,9 @@ from qrag_jax import systems
 from qrag_jax.environments.episode import Look, Said, Speak, ToolTask
 from qrag_jax.rollouts.token_episodes import Episode, Speech, Talk, encoded
 from qrag_jax.runtime.run import Run
-from qrag_jax.systems import deepretrieval_config, leret_config, rlvr_config
+from qrag_jax.systems.deepretrieval import config as deepretrieval_config
+from qrag_jax.systems.leret import config as leret_config
+from qrag_jax.systems.rlvr import config as rlvr_config
 from tests.support import worlds
 
 HARR_MEMBERS = 4

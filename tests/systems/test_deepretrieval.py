@@ -33,8 +33,8 @@ from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import TRUNCATED, TokenTrajectory
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.deepretrieval import DeepRetrieval, score_run
-from qrag_jax.systems.deepretrieval_config import RewriteConfig, default_config
+from qrag_jax.systems.deepretrieval.config import RewriteConfig, default_config
+from qrag_jax.systems.deepretrieval.system import DeepRetrieval, score_run
 from qrag_jax.systems.scoring import ScoreOptions, open_predictor
 from tests.entry_points import COURSES
 from tests.support.worlds import write_lines

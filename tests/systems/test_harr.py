@@ -20,8 +20,8 @@ from qrag_jax.environments.rag import named
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.metrics.rows import AGENTS
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems import harr_scoring
-from qrag_jax.systems.harr import Harr
+from qrag_jax.systems.harr import scoring as harr_scoring
+from qrag_jax.systems.harr.system import Harr
 from qrag_jax.systems.scoring import Questions
 from tests.environments.trying import saved_tokenizer
 from tests.llm.model_server import Call, ModelServer, Reply

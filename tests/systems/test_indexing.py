@@ -36,7 +36,7 @@ from qrag_jax.systems.indexing import (
     index_corpus,
     own_prefix,
 )
-from qrag_jax.systems.q_rag_run import write_tower as write_tower_of
+from qrag_jax.systems.q_rag.run import write_tower as write_tower_of
 from tests.devices import mesh_of
 from tests.support.worlds import write_lines
 from tests.systems.corpora import (

@@ -33,9 +33,9 @@ from qrag_jax.rollouts.token_episodes import Episode, Speech
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.leret import Leret
-from qrag_jax.systems.leret_config import LeretConfig
-from qrag_jax.systems.leret_tries import Asked, search_hops, searched_row, states_of, try_of
+from qrag_jax.systems.leret.config import LeretConfig
+from qrag_jax.systems.leret.system import Leret
+from qrag_jax.systems.leret.tries import Asked, search_hops, searched_row, states_of, try_of
 from tests.entry_points import metric_lines
 from tests.environments.trying import BERG, LATER, OSLO, RAIN, STATE, tiny_speech
 from tests.systems.corpora import tree

@@ -24,10 +24,10 @@ from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.runtime.run import Run
 from qrag_jax.runtime.saved_config import flat, save_config
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.q_rag import open_system, with_labels
-from qrag_jax.systems.q_rag_config import QRagConfig, fill_from_saved, settled
-from qrag_jax.systems.q_rag_run import SavedRun
-from qrag_jax.systems.q_rag_scoring import BEAM_FIELDS, documents_of_lengths, log_record
+from qrag_jax.systems.q_rag.config import QRagConfig, fill_from_saved, settled
+from qrag_jax.systems.q_rag.run import SavedRun
+from qrag_jax.systems.q_rag.scoring import BEAM_FIELDS, documents_of_lengths, log_record
+from qrag_jax.systems.q_rag.system import open_system, with_labels
 from qrag_jax.systems.scoring import FREE_FIELDS, is_free
 from tests.models.test_folders import write_pooling as write_modules
 from tests.support.small_models import small_model, write_tokenizer

@@ -19,7 +19,7 @@ from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.protocol import Queries
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
-from qrag_jax.systems.q_rag_negatives import may_be_good, with_negatives
+from qrag_jax.systems.q_rag.negatives import may_be_good, with_negatives
 from tests.support.worlds import write_lines
 
 pytest.importorskip("bm25s")

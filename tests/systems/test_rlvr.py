@@ -25,8 +25,8 @@ from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems import training
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
-from qrag_jax.systems.rlvr import Rlvr, digest_of, score_run
-from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig, TasksConfig
+from qrag_jax.systems.rlvr.config import EnvironmentConfig, RlvrConfig, TasksConfig
+from qrag_jax.systems.rlvr.system import Rlvr, digest_of, score_run
 from qrag_jax.systems.scoring import ScoreOptions
 from tests.entry_points import metric_lines
 from tests.rollouts.token_setup import PolicyServer, write_calling_model

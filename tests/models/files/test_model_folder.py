@@ -20,7 +20,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.files.model_folder import read_config, resolve_folder, write_shards
 from qrag_jax.models.files.sentence_transformers import read_published
 from qrag_jax.models.first_encoder import load_encoder, prepare_encoder, save_encoder
-from qrag_jax.systems.q_rag_config import QRagConfig
+from qrag_jax.systems.q_rag.config import QRagConfig
 from tests.support.small_models import FAMILIES, read_tensors, torch_trunk, write_small_model
 
 TENSORS: dict[str, np.ndarray] = {

@@ -50,7 +50,7 @@ from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.whole_files import check_is_free, sha256, whole_folder
 from qrag_jax.systems.config import ADAPTER, CARD, TEMPLATES, load_config, without_folders
 from qrag_jax.systems.indexing import PassageEncoder, on_host, one_tower, scale_outside
-from qrag_jax.systems.q_rag_config import QRagConfig, settled
+from qrag_jax.systems.q_rag.config import QRagConfig, settled
 from qrag_jax.systems.retriever import Backend
 from qrag_jax.systems.scoring import SUMMARY, check_trained, saved_params
 

@@ -40,9 +40,9 @@ from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import check_split, save_config
-from qrag_jax.systems import q_rag_config
 from qrag_jax.systems.config import chosen_places
-from qrag_jax.systems.q_rag_config import IMITATE, PQN, UNTIL_FOUND, QRagConfig
+from qrag_jax.systems.q_rag import config as q_rag_config
+from qrag_jax.systems.q_rag.config import IMITATE, PQN, UNTIL_FOUND, QRagConfig
 
 
 def check(config: ConfigDict) -> None:
@@ -50,6 +50,12 @@ def check(config: ConfigDict) -> None:
 
 
 before_devices = QRagConfig.before_devices
+
+
+def score_run(*how: Any) -> dict[str, Any]:
+    from qrag_jax.systems.q_rag import scoring  # no training needs it
+
+    return scoring.score_run(*how)
 
 
 @contextlib.contextmanager
@@ -321,7 +327,7 @@ def load_inputs(
     read, dev = load_splits(config.data, config.dev_data, hold_out=not config.eval.path)
     if config.data.negatives.index:
         # Searching a corpus is an option, which most trainings do without.
-        from qrag_jax.systems.q_rag_negatives import with_negatives
+        from qrag_jax.systems.q_rag.negatives import with_negatives
 
         read = with_negatives(config.data.negatives, read, run, config.data.passage_separator)
     train, played, scored, has_facts = with_labels(config, read, dev)

@@ -49,8 +49,8 @@ from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import has_begun, read_fields
 from qrag_jax.runtime.whole_files import write_json
 from qrag_jax.systems import scoring, token_system
-from qrag_jax.systems.leret_config import PREFERENCE, SCRIPT, STYLED, LeretConfig
-from qrag_jax.systems.leret_tries import (
+from qrag_jax.systems.leret.config import PREFERENCE, SCRIPT, STYLED, LeretConfig
+from qrag_jax.systems.leret.tries import (
     PAIRS,
     Lesson,
     Lessons,

@@ -46,7 +46,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems import scoring, token_system
 from qrag_jax.systems.config import refuse
-from qrag_jax.systems.rlvr_config import GRPO, RlvrConfig
+from qrag_jax.systems.rlvr.config import GRPO, RlvrConfig
 from qrag_jax.systems.scoring import Logs, Predictor, ScoreOptions, Way
 from qrag_jax.systems.search import open_search
 from qrag_jax.systems.token_config import BRIDGE
@@ -300,7 +300,7 @@ class Rlvr(ToolSystem):
         """With our own tools, or in an environment."""
         if not raw.get("env", {}).get("verifiers", ""):
             return cls
-        from qrag_jax.systems.rlvr_environment import EnvironmentRlvr
+        from qrag_jax.systems.rlvr.environment import EnvironmentRlvr
 
         return EnvironmentRlvr
 

@@ -61,9 +61,9 @@ from qrag_jax.runtime.mesh import host_mesh, make_mesh, shard_batch, shardings_o
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import check_split, save_config
-from qrag_jax.systems import harr_config
 from qrag_jax.systems.config import Drawn, drawn
-from qrag_jax.systems.harr_config import HarrConfig
+from qrag_jax.systems.harr import config as harr_config
+from qrag_jax.systems.harr.config import HarrConfig
 from qrag_jax.systems.indexing import PassageEncoder
 from qrag_jax.systems.search import indexed
 
@@ -78,6 +78,12 @@ _ADVICE = (
 _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 
 check, before_devices = HarrConfig.of, HarrConfig.before_devices
+
+
+def score_run(*how: Any) -> dict[str, Any]:
+    from qrag_jax.systems.harr import scoring  # no training needs it
+
+    return scoring.score_run(*how)
 
 
 @contextlib.contextmanager

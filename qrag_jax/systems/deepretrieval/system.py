@@ -52,9 +52,10 @@ from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.systems import deepretrieval_inputs, scoring, token_system
-from qrag_jax.systems.deepretrieval_config import RL, SCRIPT, RewriteConfig
-from qrag_jax.systems.deepretrieval_inputs import load_inputs
+from qrag_jax.systems import scoring, token_system
+from qrag_jax.systems.deepretrieval import inputs as of_queries
+from qrag_jax.systems.deepretrieval.config import RL, SCRIPT, RewriteConfig
+from qrag_jax.systems.deepretrieval.inputs import load_inputs
 from qrag_jax.systems.scoring import Logs, Predictor, ScoreOptions, Way
 from qrag_jax.systems.search import OWN
 
@@ -84,7 +85,7 @@ class GuardedExperience(AgentExperience):
 class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".3f"}
     SETTINGS, LOAD = RewriteConfig, staticmethod(load_inputs)
-    OF_QUESTIONS, SEARCH = ("queries.", "search."), deepretrieval_inputs.SEARCH
+    OF_QUESTIONS, SEARCH = ("queries.", "search."), of_queries.SEARCH
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -221,7 +222,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
     ) -> list[RewriteRow]:
         """Plays queries for evaluation, by the draws of a stream, as deep as its measures need."""
         config, speech = self.config, self.inputs.speech
-        agent, greedy = deepretrieval_inputs.agent_of(config, config.eval.depth), config.eval.greedy
+        agent, greedy = of_queries.agent_of(config, config.eval.depth), config.eval.greedy
         keys = self.keys(stream, len(tasks), 1)
         episodes = self.episodes(params, tasks, keys, stop, greedy=greedy, agent=agent)
         form = config.writing.kind.form
@@ -270,7 +271,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
             ]
 
         record = {name: every[name] for name in ("search", *_OF_PLAY)} | {
-            "queries": deepretrieval_inputs.digest_of(tasks),
+            "queries": of_queries.digest_of(tasks),
             "greedy": config.eval.greedy,
             "depth": config.eval.depth,
             "data": {name: inputs.data[name] for name in ("model", "prompt")},

@@ -45,7 +45,7 @@ from qrag_jax.rollouts.trajectories import STOP, Segment, Turn
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.systems.leret_config import FEW_SHOT, PREFERENCE, SFT, LeretConfig
+from qrag_jax.systems.leret.config import FEW_SHOT, PREFERENCE, SFT, LeretConfig
 
 Play = Callable[[Sequence[Start]], list[Episode]]
 PlayBy = Callable[[QueryPrompt, Sequence[Start]], list[Episode]]

@@ -23,8 +23,8 @@ from qrag_jax.metrics.rows import AGENTS, AgentRow
 from qrag_jax.metrics.summaries import agent_columns, agent_summary, pass_at
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems import scoring
-from qrag_jax.systems.harr import Harr, load_inputs, open_models
-from qrag_jax.systems.harr_config import ALGORITHMS, HarrConfig
+from qrag_jax.systems.harr.config import ALGORITHMS, HarrConfig
+from qrag_jax.systems.harr.system import Harr, load_inputs, open_models
 
 _OF_QUESTIONS = ("data.path", "data.sources", "eval.path")
 AT_ONCE = 256  # questions played side by side, and written together

@@ -32,8 +32,8 @@ from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.whole_files import write_whole
-from qrag_jax.systems.rlvr import ToolSystem
-from qrag_jax.systems.rlvr_config import EnvironmentConfig, RlvrConfig
+from qrag_jax.systems.rlvr.config import EnvironmentConfig, RlvrConfig
+from qrag_jax.systems.rlvr.system import ToolSystem
 from qrag_jax.systems.scoring import Logs
 from qrag_jax.systems.token_system import TokenInputs, starts_of, token_inputs
 

@@ -32,7 +32,7 @@ from qrag_jax.rollouts.libraries import (
 )
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import has_begun
-from qrag_jax.systems.deepretrieval_config import SCRIPT, TALKATIVE, RewriteConfig
+from qrag_jax.systems.deepretrieval.config import SCRIPT, TALKATIVE, RewriteConfig
 from qrag_jax.systems.search import OWN, REMOTE, open_search
 from qrag_jax.systems.token_system import TokenInputs, fingerprint, token_inputs
 

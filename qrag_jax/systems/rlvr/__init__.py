@@ -1,0 +1,1 @@
+"""RLVR (github.com/bdsaglam/rlvr): a language model learns to search with tools."""
