@@ -65,8 +65,8 @@ def mixed_advantages(
     """
     if len(rewards) == len(weights) == 1:
         return group_advantages(weights[0] * rewards[0], valid, scaled=scaled)
-    each = [group_advantages(one, valid) for one in rewards]
-    total = sum((weight * one for weight, one in zip(weights, each, strict=True)), jnp.zeros(()))
+    parts = [group_advantages(one, valid) for one in rewards]
+    total = sum((weight * one for weight, one in zip(weights, parts, strict=True)), jnp.zeros(()))
     return group_advantages(total, valid, scaled=scaled)
 
 
@@ -125,7 +125,7 @@ def gae(
         the λ-returns `G_t = r_t + γ·[(1 − λ)·v_{t+1} + λ·G_{t+1}]` (Sutton & Barto, eq. 12.18).
     """
     gamma, lambda_ = discounts
-    rewards, values = (jnp.where(valid, each, 0.0) for each in (rewards, values))
+    rewards, values = (jnp.where(valid, array, 0.0) for array in (rewards, values))
     goes_on = jnp.where(ends, 0.0, 1.0)
     # What is seen from an action on: the value of the next valid one, itself included.
     seen = _backward(jnp.where(valid, 0.0, 1.0), values)

@@ -100,10 +100,10 @@ class QueryEncoder(PolicyLearner):
         flat, whole = rows.flat, self.encoder.alone(merge(by.tower, base))
         embedded, _ = embed_rows(self.encoder, self.blocks, whole, flat)
         if by.weights is None:
-            found = self._scores(embedded, jax.tree.map(flattened, searches)).log_probs
+            scores = self._scores(embedded, jax.tree.map(flattened, searches)).log_probs
         else:
-            found = jnp.where(flat.lengths > 0, _valued(embedded, by), 0.0)
-        return found.reshape(rows.lengths.shape)
+            scores = jnp.where(flat.lengths > 0, _valued(embedded, by), 0.0)
+        return scores.reshape(rows.lengths.shape)
 
     def _sums(self, embedded: jax.Array, by: Critic, searches: Searches) -> Sums:
         """Of policy or critic, without the tokens that were computed."""
@@ -111,8 +111,8 @@ class QueryEncoder(PolicyLearner):
         if by.weights is not None:
             assert isinstance(config, PPOConfig)
             values = _valued(embedded, by)
-            each = clipped_value_loss(values, targets.value, targets.returns, config.value_clip)
-            return Sums(weighted_sum(each, targets.weight), {}, {})
+            losses = clipped_value_loss(values, targets.value, targets.returns, config.value_clip)
+            return Sums(weighted_sum(losses, targets.weight), {}, {})
         scores = self._scores(embedded, searches)
         is_fresh = self.is_fresh and config.updates_per_batch == 1
         sums = action_loss(config, scores, targets, is_fresh=is_fresh)
@@ -153,12 +153,12 @@ def make_query_update(learner: QueryEncoder) -> Update:
         rows, searches, metrics = _prepared(learner, state, batch, base)
         valid, order = searches.targets.weight > 0, None
         counts = valid.sum(axis=-1).astype(jnp.float32)
-        each, divisor = aggregation(name, counts, valid.shape[1])
+        weights, divisor = aggregation(name, counts, valid.shape[1])
         divisors = divisor[None]
         if config.updates_per_batch > 1:
             order = minibatch_order(state, config, len(counts))
             divisors = jax.vmap(lambda n: aggregation(name, n, valid.shape[1])[1])(counts[order])
-        weight = jnp.where(valid & (rows.lengths > 0), each[:, None], 0.0)
+        weight = jnp.where(valid & (rows.lengths > 0), weights[:, None], 0.0)
         every = rows, searches._replace(targets=searches.targets._replace(weight=weight))
 
         def part_of(places: jax.Array | None) -> tuple[TokenRows, Searches]:
@@ -185,7 +185,7 @@ def minibatch_order(
     stream = jax.random.fold_in(state.key, _ORDER)
     key = jax.random.fold_in(stream, state.step)
     keys = jax.random.split(key, config.epochs)
-    orders = jax.vmap(lambda each: jax.random.permutation(each, episodes))(keys)
+    orders = jax.vmap(lambda k: jax.random.permutation(k, episodes))(keys)
     return orders.reshape(config.epochs * config.minibatches, -1)
 
 
@@ -200,7 +200,7 @@ def _prepared(
     old, weight = jnp.where(valid, batch.log_probs, 0.0), valid.astype(jnp.float32)
     targets = PerAction(old, nothing, nothing, weight, nothing, nothing)
     searches = Searches(batch.pool, batch.present, batch.actions, targets)
-    of_episode, of_hop = (jnp.asarray(each, jnp.float32) for each in learner.weights)
+    of_episode, of_hop = (jnp.asarray(weights, jnp.float32) for weights in learner.weights)
     # Sums, not matrix products: a GPU would round the factors of these.
     totals = (jnp.where(scored[:, None], batch.episode_rewards, 0.0) * of_episode[None]).sum(-1)
     hop_rewards = jnp.where(valid[..., None], batch.hop_rewards, 0.0)
@@ -255,12 +255,12 @@ def _group_advantages(
     rewards = [batch.episode_rewards[:, i].reshape(groups) for i in range(len(of_episode))]
     if of_episode and not of_hop:
         advantages += mixed_advantages(rewards, of_episode, scored, scaled=config.scaled)[..., None]
-    for weight, each in zip(of_episode, rewards, strict=True):
-        differs |= varies(each, scored)
+    for weight, terms in zip(of_episode, rewards, strict=True):
+        differs |= varies(terms, scored)
         if of_hop:
-            advantages += weight * group_advantages(each, scored, scaled=config.scaled)[..., None]
+            advantages += weight * group_advantages(terms, scored, scaled=config.scaled)[..., None]
     for i, weight in enumerate(of_hop):
-        each = batch.hop_rewards[..., i].reshape(hops.shape)
-        advantages += weight * step_advantages(each, hops, scaled=config.scaled)
-        differs |= varies(each.reshape(len(hops), -1), hops.reshape(len(hops), -1))
+        terms = batch.hop_rewards[..., i].reshape(hops.shape)
+        advantages += weight * step_advantages(terms, hops, scaled=config.scaled)
+        differs |= varies(terms.reshape(len(hops), -1), hops.reshape(len(hops), -1))
     return jnp.where(hops, advantages, 0.0).reshape(valid.shape), differs

@@ -126,7 +126,7 @@ def both_towers(shardings: Params, tower: Params, second: Params | None = None) 
         second: as `tower`, of the tower of chunks, if that is another.
     """
     one = of_one_tower(shardings)
-    towers = [place(each, one) for each in (tower, second) if each is not None]
+    towers = [place(tree, one) for tree in (tower, second) if tree is not None]
     return jax.jit(both, out_shardings=shardings)(*towers)
 
 

@@ -147,16 +147,16 @@ class TokenPolicy(PolicyLearner):
             read = self._read(used, learned[1:], block)
             return read.log_probs if learned.weights is None else read
 
-        def one(number: jax.Array, found: jax.Array) -> jax.Array:
-            return found.at[:, :, number].set(on_each(DATA, of_replica, _at(of_devices, number)))
+        def one(number: jax.Array, embedded: jax.Array) -> jax.Array:
+            return embedded.at[:, :, number].set(on_each(DATA, of_replica, _at(of_devices, number)))
 
         nothing = jnp.zeros(of_devices.target.shape, jnp.float32)
-        found = jax.lax.fori_loop(0, _number(of_devices), one, nothing)
-        return found.reshape(blocks.target.shape)
+        embedded = jax.lax.fori_loop(0, _number(of_devices), one, nothing)
+        return embedded.reshape(blocks.target.shape)
 
     def _words(self, table: jax.Array, block: TokenBlocks) -> jax.Array:
         """The rows `[fsdp, T, H]` of the word table, which is never whole anywhere."""
-        return on_each(FSDP, lambda own: everywhere(self.mesh, table[own]), block.tokens)
+        return on_each(FSDP, lambda tokens: everywhere(self.mesh, table[tokens]), block.tokens)
 
     def _read(
         self, used: tuple[Params, jax.Array, jax.Array], critic: tuple[Any, Any], block: TokenBlocks
@@ -197,10 +197,10 @@ def token_loss(
     """The loss of a block's sampled tokens, or of a critic's values."""
     if not isinstance(read, TokenScores):
         assert isinstance(config, TokenPPOConfig)
-        each = policy_gradient.clipped_value_loss(
+        losses = policy_gradient.clipped_value_loss(
             read, targets.value, targets.returns, config.value_clip
         )
-        return Sums(policy_gradient.weighted_sum(each, targets.weight), {}, {})
+        return Sums(policy_gradient.weighted_sum(losses, targets.weight), {}, {})
     rows = jnp.arange(len(block.layout.lengths))[:, None] == block.row[None]
     # If a batch gives one step, its tokens are of the policy that learns.
     how: dict[str, Any] = {"is_fresh": config.updates_per_batch == 1, "sampler": block.sampler}
@@ -239,7 +239,7 @@ def pair_loss(
     }
     pairs = (weight > 0).sum().astype(jnp.float32)
     means = {
-        name: (jnp.where(weight > 0, each, 0.0).sum(), pairs) for name, each in of_pairs.items()
+        name: (jnp.where(weight > 0, values, 0.0).sum(), pairs) for name, values in of_pairs.items()
     }
     return Sums(loss, means, {})
 
@@ -328,10 +328,10 @@ def token_episodes(policy: TokenPolicy, batch: TokenBatch, shape: BlockShape) ->
     is_row = np.asarray(learned.any(axis=1))
     minibatches = getattr(config, "minibatches", 1)
     part = batch.episode // (number // minibatches)
-    parts = [is_row & (part == each) for each in range(minibatches)]
+    parts = [is_row & (part == minibatch) for minibatch in range(minibatches)]
     batches = [batch._replace(log_prob_mask=batch.log_prob_mask & rows[:, None]) for rows in parts]
-    found = token_blocks(batches, shape, policy.row_devices)
-    blocks: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *found)
+    blocks_of_batches = token_blocks(batches, shape, policy.row_devices)
+    blocks: Any = jax.tree.map(lambda *leaves: np.stack(leaves), *blocks_of_batches)
     return TokenEpisodes(blocks, batch.rewards, batch.scored, counts.astype(np.float32))
 
 
@@ -456,9 +456,9 @@ def grpo_tokens(
     blocks, counts = episodes.blocks, jnp.asarray(episodes.counts)
     metrics: Metrics = {}
     advantages = jnp.ones(len(counts), jnp.float32)
-    each, divisor = policy_gradient.aggregation(policy_gradient.BNPO, counts, 0)
+    weights, divisor = policy_gradient.aggregation(policy_gradient.BNPO, counts, 0)
     if isinstance(config, TokenGRPOConfig):
-        each, divisor = policy_gradient.aggregation(config.aggregation, counts, config.longest)
+        weights, divisor = policy_gradient.aggregation(config.aggregation, counts, config.longest)
         groups = (-1, config.members)
         rewards, metrics = _rewards(episodes)
         by_group = rewards.reshape(groups), jnp.asarray(episodes.scored).reshape(groups)
@@ -473,7 +473,7 @@ def grpo_tokens(
     of_episode = jnp.minimum(blocks.episode, len(counts) - 1)
     targets = targets._replace(
         advantages=jnp.where(blocks.valid, advantages[of_episode], 0.0),
-        weight=jnp.where(blocks.valid, each[of_episode], 0.0),
+        weight=jnp.where(blocks.valid, weights[of_episode], 0.0),
     )
     return targets, jnp.maximum(divisor, 1.0)[None], metrics
 
@@ -533,10 +533,10 @@ def row_log_probs(policy: TokenPolicy) -> RowLogProbs:
     def of_rows(params: Params, batch: TokenBatch, shape: BlockShape, *base: Params) -> np.ndarray:
         batch = batch._replace(log_prob_mask=batch.loss_mask)
         (blocks,) = token_blocks([batch], shape, policy.row_devices)
-        found = np.asarray(program(params, put_whole(blocks, of_blocks), *base))
-        found = found[blocks.valid]
+        nats = np.asarray(program(params, put_whole(blocks, of_blocks), *base))
+        nats = nats[blocks.valid]
         episode, number = blocks.episode[blocks.valid], len(batch.scored)
-        total: np.ndarray = np.bincount(episode, found, number)
+        total: np.ndarray = np.bincount(episode, nats, number)
         if policy.config.averaged:
             total = total / np.maximum(np.bincount(episode, minlength=number), 1)
         return total.astype(np.float32)

@@ -139,9 +139,9 @@ class PQNGradient:
         def of_block(states: jax.Array, values: tuple) -> jax.Array:
             return jax.grad(loss_of)(states, *values)
 
-        given: Any = {"dropout_key": state_key, "of_rows": (chunks, steps)}
+        options: Any = {"dropout_key": state_key, "of_rows": (chunks, steps)}
         state_gradient, states, more = pull_back(
-            encoder, blocks, of_states, state_rows, of_block, **given
+            encoder, blocks, of_states, state_rows, of_block, **options
         )
         cotangents = jax.grad(loss_of, 1)(states, chunks, steps)
         chunk_gradient, _, again = pull_back(
@@ -192,10 +192,10 @@ def over_towers(
     varying = params._replace(base=None) if isinstance(params, Adapted) else params
 
     def of_one(tower: tuple) -> Any:
-        one, *own = tower
+        one, *rest = tower
         if isinstance(params, Adapted):
             one = one._replace(base=params.base)
-        return compute((one, *own))
+        return compute((one, *rest))
 
     return jax.lax.map(of_one, (varying, *rows))
 
@@ -213,9 +213,9 @@ def pull_back_both(
     stacked = jnp.stack([jnp.pad(leaf, ((0, most - len(leaf)), (0, 0))) for leaf in flat])
 
     def of_one(tower: tuple) -> tuple[Params, jax.Array]:
-        *own, key = tower
+        *params_of_tower, key = tower
         blocks = actor.block_shapes.gradients
-        gradient, _, used = pull_back(actor.encoder, blocks, *own, dropout_key=key)
+        gradient, _, used = pull_back(actor.encoder, blocks, *params_of_tower, dropout_key=key)
         return gradient, used
 
     gradient, used = over_towers(of_one, params, (rows, stacked, keys))
@@ -297,7 +297,7 @@ class ImitationGradient:
         (total, by_state), cotangents = jax.value_and_grad(learn, (0, 1), has_aux=True)(*embedded)
         gradient, again = pull_back_both(actor, params, rows, cotangents, keys)
         number = states.valid.sum().astype(jnp.float32)
-        means = {name: (each, number) for name, each in ({"loss": total} | by_state).items()}
+        means = {name: (value, number) for name, value in ({"loss": total} | by_state).items()}
         return gradient, update.Sums(total, means, {}, used.sum(axis=0) + again)
 
     def states(self, params: Params | Adapted, batch: EpisodeBatch, draws: Draws) -> States:
@@ -320,8 +320,8 @@ class ImitationGradient:
             paths.append((order, place <= facts[:, None]))
         if self.config.own_states:
             greedy = Draws.greedy()._replace(dropout=draws.dropout)
-            own = rollout(self.actor, (params,), batch, greedy)
-            paths.append((own.actions, own.valid))
+            trajectory = rollout(self.actor, (params,), batch, greedy)
+            paths.append((trajectory.actions, trajectory.valid))
         # State t of a path has the first t of its passages. All paths have the start in common.
         before = jnp.tri(steps, k=-1, dtype=bool)[None]
         of_paths = [(jnp.where(before, path[:, None], NOT_TAKEN), valid) for path, valid in paths]
@@ -410,8 +410,8 @@ class ImitationGradient:
             jnp.repeat(leaf.reshape(questions // group, -1), group, axis=0)
             for leaf in (text, present)
         )
-        own = (texts[:, :, None] == text[:, None]).any(axis=-1)
-        return soft_q.twin_q(of_states, shared[:, None]).sum(-1), there & ~own
+        is_own_passage = (texts[:, :, None] == text[:, None]).any(axis=-1)
+        return soft_q.twin_q(of_states, shared[:, None]).sum(-1), there & ~is_own_passage
 
     def _of_returns(self, twin: jax.Array, batch: EpisodeBatch, states: States) -> jax.Array:
         """PQN's loss on the facts' own path, whose returns are known; twin `[B, S, C, 2]`."""

@@ -104,7 +104,7 @@ class Learner:
 
         of_params = self.shardings.params
         one = of_one_tower(of_params) if self.parts.has_targets else of_params
-        towers = [place(each, one) for each in (tower, second) if each is not None]
+        towers = [place(tree, one) for tree in (tower, second) if tree is not None]
         return jax.jit(build, out_shardings=self.shardings)(*towers)
 
     def placed_base(self, stored: Params, *, placed: bool = True) -> tuple[Params, ...]:
@@ -322,7 +322,7 @@ class PolicyLearner(Learner):
         metrics = over_axis(jax.tree.map(lambda leaf: leaf[:one_pass], sums)).metrics()
         every = over_axis(sums).metrics()
         metrics |= {name: every[name] for name in _OF_ALL_STEPS if name in every}
-        metrics |= {name: each.mean() for name, each in by_step.items()}
+        metrics |= {name: values.mean() for name, values in by_step.items()}
         metrics["skipped"] = by_step["skipped"].max()
         metrics["learning_rate"] = self.schedule(state.step * len(divisors))
         return state, metrics | padding_share(sums.tokens)

@@ -157,8 +157,8 @@ def load_encoder(
     check_vocabulary(folder, tokenizer.vocab_size, sizes.vocab_size)
     own_pooling = None
     if not pooling or normalise is None:
-        own_pooling, own = sentence_transformers.read_published(root) or (None, is_causal)
-        normalise = own if normalise is None else normalise
+        own_pooling, is_normalised = sentence_transformers.read_published(root) or (None, is_causal)
+        normalise = is_normalised if normalise is None else normalise
     if scale is None:
         scale = fields["model_config"].get(sentence_transformers.VECTOR_SCALE)
         if scale is not None:

@@ -155,9 +155,9 @@ def save_language_model(
 def _stop_ids(folder: Path, config: Mapping[str, Any]) -> tuple[int, ...]:
     """The ids that end a turn: those of generation_config.json, else of config.json."""
     path = folder / GENERATION
-    found = (read_json(path) if path.is_file() else {}).get("eos_token_id")
-    found = config.get("eos_token_id") if found is None else found
-    ids = found if isinstance(found, list) else [] if found is None else [found]
+    eos = (read_json(path) if path.is_file() else {}).get("eos_token_id")
+    eos = config.get("eos_token_id") if eos is None else eos
+    ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
     return check_value(tuple[Natural, ...], ids, f"{folder}: eos_token_id")
 
 

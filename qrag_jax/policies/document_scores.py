@@ -86,9 +86,9 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
             return jax.lax.scan(keep_best, none, (jnp.arange(len(blocks)), blocks))[0]
 
         parts = rows.reshape(len(rows), devices, columns).swapaxes(0, 1)
-        found = on_each(BATCH_AXES, on_device, columns * jnp.arange(devices), parts)
+        top = on_each(BATCH_AXES, on_device, columns * jnp.arange(devices), parts)
         # Devices hold the document in order, so ties still go to the lowest index.
-        values, actions = (jnp.moveaxis(leaf, 0, 2).reshape(*leaf.shape[1:3], -1) for leaf in found)
+        values, actions = (jnp.moveaxis(leaf, 0, 2).reshape(*leaf.shape[1:3], -1) for leaf in top)
         values, place = jax.lax.top_k(values, k)
         return values, jnp.take_along_axis(actions, place, axis=2)
 

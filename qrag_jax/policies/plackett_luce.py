@@ -82,15 +82,15 @@ def log_prob(logits: jax.Array, actions: jax.Array) -> jax.Array:
     left = jnp.where(before > 0, MASKED, logits[..., None, :])
     # Of a gather the gradient would be a scatter, which a deterministic GPU adds up one by one.
     chosen = jnp.where(taken > 0, logits[..., None, :], 0.0).sum(axis=-1)
-    each = chosen - jax.nn.logsumexp(left, axis=-1)
-    return jnp.where(actions != NOTHING, each, 0.0).sum(axis=-1)
+    log_probs = chosen - jax.nn.logsumexp(left, axis=-1)
+    return jnp.where(actions != NOTHING, log_probs, 0.0).sum(axis=-1)
 
 
 def entropy(logits: jax.Array) -> jax.Array:
     """Entropy of the first passage drawn, in nats, `[..., K]` → `[...]`; 0 for an empty pool."""
     log_probabilities = jax.nn.log_softmax(logits)
-    each = jnp.exp(log_probabilities) * jnp.where(logits > MASKED, log_probabilities, 0.0)
-    return -jnp.where(logits > MASKED, each, 0.0).sum(axis=-1)
+    probabilities = jnp.exp(log_probabilities) * jnp.where(logits > MASKED, log_probabilities, 0.0)
+    return -jnp.where(logits > MASKED, probabilities, 0.0).sum(axis=-1)
 
 
 def _best(values: jax.Array, k: int) -> jax.Array:

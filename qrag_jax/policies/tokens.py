@@ -91,12 +91,12 @@ def _forward(how, hidden, head, tokens):
         scale, powers = jnp.exp(most - highest), jnp.exp(known - highest[:, None])
         place = tokens - words[0]
         inside = (place >= 0) & (place < blocks.size)
-        own = jnp.take_along_axis(logits, jnp.clip(place, 0, blocks.size - 1)[:, None], 1)[:, 0]
+        hit = jnp.take_along_axis(logits, jnp.clip(place, 0, blocks.size - 1)[:, None], 1)[:, 0]
         return (
             highest,
             total * scale + powers.sum(axis=1),
             weighted * scale + (powers * logits).sum(axis=1),
-            jnp.where(inside, own, chosen),
+            jnp.where(inside, hit, chosen),
         )
 
     nothing = jnp.zeros(len(hidden), jnp.float32)
@@ -111,7 +111,7 @@ def _backward(how, saved, gradient):
     """With p the probabilities, z the logits: ∂log p_a/∂z = 1[a] − p, ∂H/∂z = −p·(z − Σ p·z)."""
     hidden, head, tokens, log_total, mean = saved
     blocks = _Blocks(how, hidden, head)
-    of_log_probs, of_entropy = (each[:, None] for each in gradient)
+    of_log_probs, of_entropy = (cotangent[:, None] for cotangent in gradient)
 
     def one(number, sums):
         of_hidden, of_head = sums
@@ -120,13 +120,13 @@ def _backward(how, saved, gradient):
         logits = blocks.logits(part)
         powers = jnp.exp(logits - log_total[:, None])
         chosen = (tokens[:, None] == words[None]).astype(jnp.float32)
-        each = of_log_probs * (chosen - powers) - of_entropy * powers * (logits - mean[:, None])
-        each = jnp.where(new[None], each, 0.0) / how.temperature
-        of_hidden += rounded_einsum(how.products, "sv,vh->sh", each, part)
+        grad = of_log_probs * (chosen - powers) - of_entropy * powers * (logits - mean[:, None])
+        grad = jnp.where(new[None], grad, 0.0) / how.temperature
+        of_hidden += rounded_einsum(how.products, "sv,vh->sh", grad, part)
         # JAX leaves this out where nobody asks for the gradient of the head.
-        own = rounded_einsum(how.products, "sv,sh->vh", each, hidden)
+        delta = rounded_einsum(how.products, "sv,sh->vh", grad, hidden)
         before = jax.lax.dynamic_slice_in_dim(of_head, words[0], blocks.size)
-        of_head = jax.lax.dynamic_update_slice_in_dim(of_head, before + own, words[0], 0)
+        of_head = jax.lax.dynamic_update_slice_in_dim(of_head, before + delta, words[0], 0)
         return of_hidden, of_head
 
     start = jnp.zeros(hidden.shape, jnp.float32), jnp.zeros(head.shape, jnp.float32)

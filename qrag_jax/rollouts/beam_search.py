@@ -53,12 +53,12 @@ class BeamSearch:
         batch: list[Sample] = []
         longest = 0  # number of chunks in the longest document of the batch
         for sample in samples:
-            own = len(sample.chunks)
-            if batch and len(batch) >= self.room(max(longest, own)):
+            count = len(sample.chunks)
+            if batch and len(batch) >= self.room(max(longest, count)):
                 yield from zip(batch, self._play(batch, self.room(longest)), strict=True)
                 batch, longest = [], 0
             batch.append(sample)
-            longest = max(longest, own)
+            longest = max(longest, count)
         if batch:
             yield from zip(batch, self._play(batch, self.room(longest)), strict=True)
 

@@ -184,16 +184,16 @@ def positions_of(
     counts = batch.chunk_mask.sum(axis=1) - (1 if config.stop_action else 0)
     index = jnp.broadcast_to(jnp.arange(columns), (episodes, columns))
     # No action is drawn at time 2**31 - 1, so these draws differ from those of the actions.
-    own = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, 2**31 - 1)
+    keyed = None if keys is None else jax.vmap(jax.random.fold_in, (0, None))(keys, 2**31 - 1)
     if config.positions == "none":
         fixed = jnp.zeros_like(index)
     elif config.positions == positions.RANDOM_PUBLISHED:
-        if own is None:
-            own = positions.evaluation_keys(batch.question, batch.question_length)
-        fixed = positions.draw_indents(own, counts).positions(index)
+        if keyed is None:
+            keyed = positions.evaluation_keys(batch.question, batch.question_length)
+        fixed = positions.draw_indents(keyed, counts).positions(index)
     elif config.positions != "relative":
         random = config.positions == "random"
-        fixed = positions.absolute(own if random else None, episodes, columns)
+        fixed = positions.absolute(keyed if random else None, episodes, columns)
 
     def where(taken: jax.Array) -> jax.Array:
         if config.positions == "relative":

@@ -66,12 +66,12 @@ class DeviceSampler:
         """The turns, in the order of the requests, whose contexts have room for a token behind."""
         # Equal prompts lie side by side, and those that share a prefix.
         order = sorted(range(len(requests)), key=lambda number: requests[number].ids.tobytes())
-        found, most = dict[int, Sampled](), self.config.rows * self.devices
+        results, most = dict[int, Sampled](), self.config.rows * self.devices
         for first in range(0, len(order), most):
             part = order[first : first + most]
             drawn = self._side_by_side(params, [requests[number] for number in part])
-            found |= zip(part, drawn, strict=True)
-        return [found[number] for number in range(len(requests))]
+            results |= zip(part, drawn, strict=True)
+        return [results[number] for number in range(len(requests))]
 
     def _side_by_side(
         self, params: Params | Adapted, requests: Sequence[SampleRequest]
@@ -79,7 +79,7 @@ class DeviceSampler:
         config, devices = self.config, self.devices
         size = math.ceil(len(requests) / devices)
         shares = [range(len(requests))[size * n : size * (n + 1)] for n in range(devices)]
-        prompts = [{requests[n].ids.tobytes(): requests[n].ids for n in own} for own in shares]
+        prompts = [{requests[n].ids.tobytes(): requests[n].ids for n in part} for part in shares]
         # Few shapes, which depend on the config alone and on numbers of rows.
         rows = _tier(size, config.rows)
         few = max(rows // _STEP, 1)
@@ -97,9 +97,9 @@ class DeviceSampler:
             keys=np.zeros((devices * rows, 2), np.uint32),
         )
         row_of = {}
-        for device, (own, texts) in enumerate(zip(shares, prompts, strict=True)):
+        for device, (numbers, texts) in enumerate(zip(shares, prompts, strict=True)):
             places = {prompt: n for n, prompt in enumerate(texts)}
-            for row, number in enumerate(own, device * rows):
+            for row, number in enumerate(numbers, device * rows):
                 ids, key, asked = requests[number]
                 inputs.source[row], inputs.keys[row] = places[ids.tobytes()], key
                 inputs.most[row] = min(asked, config.room - len(ids))
@@ -115,7 +115,7 @@ class DeviceSampler:
                     inputs.prefix_of[at] = run
                     at += 1
         drawn: _Drawn = jax.device_get(self._program(params, inputs))
-        found = []
+        results = []
         for number in range(len(requests)):
             row = row_of[number]
             ids, log_probs = (
@@ -127,8 +127,8 @@ class DeviceSampler:
                     "(config.model.path) hold NaN, or its activations overflow; use weights that "
                     "are finite, or set config.model.dtype to float32."
                 )
-            found.append(Sampled(ids, log_probs, STOP if drawn.stopped[row] else LENGTH))
-        return found
+            results.append(Sampled(ids, log_probs, STOP if drawn.stopped[row] else LENGTH))
+        return results
 
 
 class RoundSampler:
@@ -197,7 +197,7 @@ class _Loop(NamedTuple):
 def _program(
     model: LanguageModel, config: SamplingConfig, mesh: Mesh | None
 ) -> Callable[[Params | Adapted, Inputs], _Drawn]:
-    trunk, own = model.trunk, partial(_sampled, model, config)
+    trunk, run = model.trunk, partial(_sampled, model, config)
     shardings = options = None
     if mesh is not None:
         # XLA would also compute products by two equal blocks of the cache as one, of their copy.
@@ -206,13 +206,13 @@ def _program(
         shardings = NamedSharding(mesh, PartitionSpec())
         by_row = PartitionSpec(AXES)
         # Parameters are gathered as they are used, once for all tokens.
-        own = jax.shard_map(
-            own, mesh=mesh, in_specs=(PartitionSpec(), by_row), out_specs=by_row, check_vma=False
+        run = jax.shard_map(
+            run, mesh=mesh, in_specs=(PartitionSpec(), by_row), out_specs=by_row, check_vma=False
         )
 
     def sampled(params: Params | Adapted, inputs: Inputs) -> _Drawn:
         whole = attach(params, model.lora_scale)
-        return own(trunk.prepare(whole, trunk.precision.products), inputs)
+        return run(trunk.prepare(whole, trunk.precision.products), inputs)
 
     return jax.jit(sampled, out_shardings=shardings, compiler_options=options)
 
@@ -263,9 +263,9 @@ def _sampled(
             return loop.drawn
         which = jnp.argsort(~loop.is_open, stable=True)[:fewer]
         # The last stage serves all lengths: few rows cost little, and each stage is compiled.
-        own = to_the_end(loop.rows(which), stages[-1:])
+        rest = to_the_end(loop.rows(which), stages[-1:])
         return jax.tree.map(
-            lambda whole, part: whole.at[which].set(part, unique_indices=True), loop.drawn, own
+            lambda whole, part: whole.at[which].set(part, unique_indices=True), loop.drawn, rest
         )
 
     of_rows, stages = _stages(trunk, prepared, cache, inputs.source)
@@ -302,9 +302,9 @@ def _read(
 
         def part(number: Any, carry: tuple[Cache, jax.Array]) -> tuple[Cache, jax.Array]:
             cache, last = carry
-            own = jax.lax.dynamic_slice_in_dim(tokens, number * chunk, chunk, 1)
+            chunk_tokens = jax.lax.dynamic_slice_in_dim(tokens, number * chunk, chunk, 1)
             counts = jnp.clip(lengths - number * chunk, 0, chunk)
-            hidden, cache = extend(trunk, prepared, prepared[WORDS][own], counts, cache)
+            hidden, cache = extend(trunk, prepared, prepared[WORDS][chunk_tokens], counts, cache)
             ends = jnp.maximum(counts - 1, 0)[:, None, None]
             new = jnp.take_along_axis(hidden, ends, axis=1)[:, 0]
             return cache, jnp.where((counts > 0)[:, None], new, last)

@@ -371,11 +371,11 @@ class EnvironmentProcess(LineProcess):
                 f"config.env.python, {self.command[0]}, does not run ({error.strerror}); name "
                 "another."
             ) from None
-        found = About(*(opened[name] for name in About._fields))
-        if self.about is not None and found.digest != self.about.digest:
+        about = About(*(opened[name] for name in About._fields))
+        if self.about is not None and about.digest != self.about.digest:
             self.end()
             raise InputError(
                 f"the tasks of {self.fields['id']!r} vary; give a seed in config.env.arguments."
             )
-        self.about = found
-        return found
+        self.about = about
+        return about

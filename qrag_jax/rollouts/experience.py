@@ -158,8 +158,8 @@ class Deferred(Experience):
         for fields in pending:
             batch, here, behind = self._batches.fetch()
             first, kinds = jax.process_index() * len(here), (np.int32, bool, np.float32)
-            own = (fields[name][first : first + len(here)] for name in Played._fields)
-            arrays = tuple(np.asarray(rows, kind) for rows, kind in zip(own, kinds, strict=True))
+            part = (fields[name][first : first + len(here)] for name in Played._fields)
+            arrays = tuple(np.asarray(rows, kind) for rows, kind in zip(part, kinds, strict=True))
             played = Played(*shard_batch(self._mesh, arrays))
             self._queue.append(_InFlight(batch, here, behind, played))
         self._ask()
@@ -243,9 +243,9 @@ class Staged(Experience):
             before, self.waited = self.waited, self._now.waited
             for name, seconds in before.items():
                 self.waited[name] = self.waited.get(name, 0.0) + seconds
-        found = self._now.next(state, number, stop)
+        batch = self._now.next(state, number, stop)
         self.samples = self._now.samples
-        return found
+        return batch
 
     def prepare(self, state: Any) -> None:
         self._now.prepare(state)
@@ -283,8 +283,8 @@ def questions_at(
     """
     order = grain.MapDataset.range(questions).seed(seed).shuffle().repeat()
     (index, count), first = shard, first or ()
-    own = range(index * batch // count, (index + 1) * batch // count)
-    places = step * batch + np.array(own, np.int64)
+    places_here = range(index * batch // count, (index + 1) * batch // count)
+    places = step * batch + np.array(places_here, np.int64)
     numbers = [first[place] if place < len(first) else order[int(place)] for place in places]
     # How often each was drawn before.
     return np.stack([numbers, places // questions], axis=1).astype(np.int32)
@@ -334,7 +334,7 @@ class AgentExperience(Experience):
         self._flying: deque[Future[list[Any]]] = deque()
         for episodes in pending:
             played: Future[list[Any]] = Future()
-            played.set_result([playing.restore(each) for each in episodes])
+            played.set_result([playing.restore(episode) for episode in episodes])
             self._flying.append(played)
 
     def next(self, state: Any, number: int, stop: StopSignal) -> Any:
@@ -350,7 +350,7 @@ class AgentExperience(Experience):
         before, pending = time.monotonic(), []
         for played in self._flying:
             try:
-                pending.append([self._playing.save(each) for each in played.result()])
+                pending.append([self._playing.save(episode) for episode in played.result()])
             except (Stopped, FeedbackLost):
                 break
         self.waited["play"] += time.monotonic() - before
@@ -367,10 +367,10 @@ class AgentExperience(Experience):
         steps = range(number + len(self._flying), end)
         params = playing.params(state) if steps else None
         for step in steps:
-            own = self._order(self._batches + step - number)[:, 0].tolist()
+            numbers = self._order(self._batches + step - number)[:, 0].tolist()
             if not playing.staleness:
-                return playing.play(params, own, step, stop)
-            self._flying.append(self._thread.submit(playing.play, params, own, step, stop))
+                return playing.play(params, numbers, step, stop)
+            self._flying.append(self._thread.submit(playing.play, params, numbers, step, stop))
         episodes = wait_for(self._flying[0], stop.check)
         self._flying.popleft()
         return episodes

@@ -42,11 +42,11 @@ class CorpusLibrary:
             return []
         queries = list(dict.fromkeys(step.query for _, step in asked))
         hits = self.searched.search(queries, max(step.most for _, step in asked))
-        found = dict(zip(queries, hits, strict=True))
+        hits_of_query = dict(zip(queries, hits, strict=True))
         return [
             tuple(
                 self._document(Passage(hit.id, hit.text, hit.title), hit.score)
-                for hit in found[step.query][: step.most]
+                for hit in hits_of_query[step.query][: step.most]
             )
             for _, step in asked
         ]
@@ -60,9 +60,9 @@ class CorpusLibrary:
         passages = self.corpus.passages(numbers[numbers != NONE])
         return tuple(map(self._document, passages))
 
-    def _document(self, each: Passage, score: float = 0.0) -> Document:
-        text = document_text(each.title, each.text, self.clean)
-        return Document(each.name, each.title, text, score=score)
+    def _document(self, passage: Passage, score: float = 0.0) -> Document:
+        text = document_text(passage.title, passage.text, self.clean)
+        return Document(passage.name, passage.title, text, score=score)
 
 
 class ServiceLibrary:
@@ -81,8 +81,8 @@ class ServiceLibrary:
         body = {"queries": queries, "topk": most, "return_scores": True}
         reply = self._server.post("/retrieve", body, _SERVICE_SECONDS)
         try:
-            found = dict(zip(queries, reply.json["result"], strict=True))
-            return [_served(task, found[step.query][: step.most]) for task, step in asked]
+            hits_of_query = dict(zip(queries, reply.json["result"], strict=True))
+            return [_served(task, hits_of_query[step.query][: step.most]) for task, step in asked]
         except (KeyError, TypeError, ValueError, AttributeError):
             why = f"{self._url} gives no documents in Search-R1's form ({reply.reason})."
             return [Failure("server", why)] * len(asked)
@@ -93,16 +93,16 @@ class ServiceLibrary:
 
 
 def _served(task: ToolTask, hits: Sequence[Mapping[str, Any]]) -> tuple[Document, ...]:
-    gold = {letters(each.text): each.id for each in task.documents if each.is_supporting}
-    found = []
+    gold = {letters(d.text): d.id for d in task.documents if d.is_supporting}
+    documents = []
     for hit in hits:
         # The first line is the title, in quotes.
         title, _, text = hit["document"]["contents"].partition("\n")
         title = title.strip('"')
         name = gold.get(letters(whole := document_text(title, text, True)))
         place = name or f"passage {hit['document'].get('id', whole)}"
-        found.append(Document(place, title, whole, score=hit["score"]))
-    return tuple(found)
+        documents.append(Document(place, title, whole, score=hit["score"]))
+    return tuple(documents)
 
 
 def on_corpus(tasks: Iterable[ToolTask], corpus: StoredCorpus) -> list[ToolTask]:
@@ -111,19 +111,19 @@ def on_corpus(tasks: Iterable[ToolTask], corpus: StoredCorpus) -> list[ToolTask]
     Passages are found by their text. A question of which the corpus lacks a gold document has no
     `gold_ids`, because no search could find all of them.
     """
-    gold = [(task, [each.text for each in task.documents if each.is_supporting]) for task in tasks]
+    gold = [(task, [d.text for d in task.documents if d.is_supporting]) for task in tasks]
     names = names_of(corpus, (text for _, texts in gold for text in texts))
 
     def ids(texts: Sequence[str]) -> tuple[str, ...]:
         return tuple(names[text] for text in texts) if names.keys() >= set(texts) else ()
 
-    found = [dataclasses.replace(task, documents=(), gold_ids=ids(texts)) for task, texts in gold]
-    if without := sum(not task.gold_ids for task in found):
+    ready = [dataclasses.replace(task, documents=(), gold_ids=ids(texts)) for task, texts in gold]
+    if without := sum(not task.gold_ids for task in ready):
         log(
-            f"{without} of {len(found)} questions have a gold document that is not in the corpus; "
+            f"{without} of {len(ready)} questions have a gold document that is not in the corpus; "
             "their recall counts as 0, and citations as right"
         )
-    return found
+    return ready
 
 
 def states_on(
@@ -201,12 +201,12 @@ def _by_passage(pages: Iterable[Passage], corpus: StoredCorpus) -> dict[Passage,
     numbers = corpus.numbers(named)
     there = {name for name, number in zip(named, numbers, strict=True) if number != NONE}
     by_text = names_of(corpus, (page.whole for page in wanted if not page.name))
-    found: dict[Passage, tuple[str, ...]] = {}
+    names: dict[Passage, tuple[str, ...]] = {}
     for page in wanted:
         name = page.name if page.name in there else by_text.get(page.whole)
         if name is not None:
-            found[page] = (name,)
-    return found
+            names[page] = (name,)
+    return names
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,8 +219,8 @@ class RemoteLibrary:
         """The documents of each search, best first; a search that failed is a `Failure`."""
         wanted = [(step.query, step.most, task.until) for task, step in asked]
         return [
-            found if isinstance(found, Failure) else tuple(Document(each, "", "") for each in found)
-            for found in self.engine.search(wanted)
+            names if isinstance(names, Failure) else tuple(Document(name, "", "") for name in names)
+            for names in self.engine.search(wanted)
         ]
 
     def digest(self, task: Sample) -> str:
@@ -241,7 +241,7 @@ class OwnLibrary:
         return self.retriever.find([(s.query, s.most, task.documents) for task, s in asked])
 
     def open(self, task: ToolTask, step: Open) -> tuple[Document, ...]:
-        return tuple(each for each in task.documents if each.id == step.doc_id)
+        return tuple(document for document in task.documents if document.id == step.doc_id)
 
 
 # ---------------------------------------------------------------- searches that were done before
@@ -271,17 +271,17 @@ class KeptResults:
             known = {key: self._kept[key] for key in keys if key in self._kept}
         new = {key: pair for key, pair in zip(keys, asked, strict=True) if key not in known}
         results = self.library.look([*new.values()]) if new else []
-        found = known | dict(zip(new, results, strict=True))
+        results_by_key = known | dict(zip(new, results, strict=True))
         with self._lock:
             self.asked += len(asked)
             self.searched += len(new)
             for key in keys:
-                if not isinstance(result := found[key], Failure):
+                if not isinstance(result := results_by_key[key], Failure):
                     self._kept[key] = result
                     self._kept.move_to_end(key)
             while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
-        return [found[key] for key in keys]
+        return [results_by_key[key] for key in keys]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -295,12 +295,12 @@ class Collections:
 
     def look(self, asked: Sequence[tuple[Any, Look]]) -> list[tuple[Document, ...] | Failure]:
         """The documents of each search, best first; each collection is searched once."""
-        found: dict[int, tuple[Document, ...] | Failure] = {}
+        documents: dict[int, tuple[Document, ...] | Failure] = {}
         for name, library in self.by_name.items():
             places = [n for n, (task, _) in enumerate(asked) if task.collection == name]
             if places:
-                found |= zip(places, library.look([asked[n] for n in places]), strict=True)
-        return [found.get(n, ()) for n in range(len(asked))]
+                documents |= zip(places, library.look([asked[n] for n in places]), strict=True)
+        return [documents.get(n, ()) for n in range(len(asked))]
 
     def digest(self, task: Sample) -> str:
         return self.by_name[task.collection].corpus.digest if self.has(task) else "nothing"

@@ -148,8 +148,8 @@ class PoolSearch:
         """What is found for each; a `Failure` where not even the sub-query fits into a state."""
         texts = [self.states.text(ask.question, ask.step) for ask in asks]
         able = [(ask, text) for ask, text in zip(asks, texts) if not isinstance(text, Failure)]
-        found = iter(self._found(*zip(*able)) if able else ())
-        return [text if isinstance(text, Failure) else next(found) for text in texts]
+        drawn = iter(self._found(*zip(*able)) if able else ())
+        return [text if isinstance(text, Failure) else next(drawn) for text in texts]
 
     def _found(self, asks: Sequence[Ask], texts: Sequence[str]) -> list[Drawn]:
         rows = self.states.rows(texts)
@@ -163,19 +163,19 @@ class PoolSearch:
         # Batches are padded to few sizes.
         count, pad = len(asks), padded_batch(len(asks)) - len(asks)
         padded = (
-            np.pad(each, ((0, pad), *[(0, 0)] * (each.ndim - 1)))
-            for each in (queries, pool, present, keys, hops)
+            np.pad(array, ((0, pad), *[(0, 0)] * (array.ndim - 1)))
+            for array in (queries, pool, present, keys, hops)
         )
         draw = _draw(self.config, self.is_greedy)
-        actions, log_probs = (np.asarray(each)[:count] for each in draw(*padded))
-        found = []
+        actions, log_probs = (np.asarray(array)[:count] for array in draw(*padded))
+        results = []
         for i, row in enumerate(rows):
             taken = numbers[i, actions[i][actions[i] != NOTHING]]
             passages = tuple(self.index.corpus.passages(taken))
             ids = np.array(row, np.int32)
             drawn = Drawn(ids, numbers[i], pool[i], actions[i], float(log_probs[i]), passages)
-            found.append(drawn)
-        return found
+            results.append(drawn)
+        return results
 
 
 @functools.lru_cache
@@ -263,17 +263,17 @@ def hop_batch(
 def saved(episode: Rewarded) -> Any:
     """What was done in an episode and its rewards, as JSON; the index has the vectors."""
     none = np.zeros(0, np.float32)
-    searches = [each._replace(vectors=none, passages=()) for each in episode.searches]
+    searches = [search._replace(vectors=none, passages=()) for search in episode.searches]
     return plain(episode._replace(searches=searches))
 
 
 def restored(kept: Any, vectors: Callable[[np.ndarray], np.ndarray]) -> Rewarded:
     """The inverse of `saved`; `vectors` gives float32 `[n, D]` of passages by their numbers."""
     episode, searches = typed(Rewarded, kept), []
-    for each in episode.searches:
-        present = each.pool != NONE
-        known = vectors(each.pool[present])
-        found = np.zeros((len(present), known.shape[1]), np.float32)
-        found[present] = known
-        searches.append(each._replace(vectors=found))
+    for search in episode.searches:
+        present = search.pool != NONE
+        known = vectors(search.pool[present])
+        stored = np.zeros((len(present), known.shape[1]), np.float32)
+        stored[present] = known
+        searches.append(search._replace(vectors=stored))
     return episode._replace(searches=searches)

@@ -29,7 +29,7 @@ from qrag_jax.rollouts.trajectories import Sampled, Sampler, SampleRequest
 def draw_keys(key: jax.Array, numbers: jax.Array | np.ndarray, draws: int) -> jax.Array:
     """Data of PRNG keys, `[question, draw, 2]`, uint32, by uint32 numbers `[question]`."""
     of_questions = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
-    of_draws = jax.vmap(lambda own: jax.vmap(jax.random.fold_in, (None, 0))(own, np.arange(draws)))
+    of_draws = jax.vmap(lambda k: jax.vmap(jax.random.fold_in, (None, 0))(k, np.arange(draws)))
     return jax.random.key_data(of_draws(of_questions))
 
 
@@ -118,17 +118,17 @@ class Schedule:
             while self._ready or self.waits() or self.flying:
                 stop.check()
                 while self._ready:
-                    each, reply = self._ready.popleft()
+                    episode, reply = self._ready.popleft()
                     try:
-                        step = each.steps.send(reply)
+                        step = episode.steps.send(reply)
                     except StopIteration as end:
-                        played[each.place] = end.value
+                        played[episode.place] = end.value
                         if isinstance(end.value.ended, Failed):
                             self.counts.failed += 1
-                            if each.attempt < self._attempts:
-                                begin(each.place, each.attempt + 1)
+                            if episode.attempt < self._attempts:
+                                begin(episode.place, episode.attempt + 1)
                         continue
-                    self.take(each, step)
+                    self.take(episode, step)
                 seconds = self.dispatch()
                 self._collect(0.0 if self._ready else seconds)
         finally:

@@ -127,16 +127,16 @@ class MeshTower:
         lengths = np.array([len(row) for row in rows], np.int64)
         if len(rows) and lengths.max() > self._row_tokens:
             raise ValueError(f"a row of {lengths.max()} tokens is longer than {self._row_tokens}")
-        found = np.zeros((len(rows), self._encoder.width), np.float32)
+        embedded = np.zeros((len(rows), self._encoder.width), np.float32)
         for shorter, longest, embed in self._programs:
             (places,) = np.nonzero((lengths > shorter) & (lengths <= longest))
             for first in range(0, len(places), GROUP):
                 part = places[first : first + GROUP]
                 shape = (_group_size(len(part)), longest)
-                own = [rows[i] for i in part]
-                given = padded_rows(own, shape, self._devices, self._encoder.pad_id)
-                found[part] = np.asarray(embed(params, *given))[: len(part)]
-        return found
+                batch_rows = [rows[i] for i in part]
+                arrays = padded_rows(batch_rows, shape, self._devices, self._encoder.pad_id)
+                embedded[part] = np.asarray(embed(params, *arrays))[: len(part)]
+        return embedded
 
 
 class TextTable:
@@ -179,7 +179,7 @@ class TextTable:
 
     def rows_of(self, texts: Sequence[str]) -> np.ndarray:
         """The row index of each text, `[n]` int32; texts that have no row yet are embedded."""
-        digests = [hashlib.blake2b(each.encode(), digest_size=DIGEST).digest() for each in texts]
+        digests = [hashlib.blake2b(text.encode(), digest_size=DIGEST).digest() for text in texts]
         missing = {d: t for d, t in zip(digests, texts, strict=True) if d not in self._row_of}
         for start in range(0, len(missing), GROUP):
             self._add(dict(itertools.islice(missing.items(), start, start + GROUP)))

@@ -75,13 +75,13 @@ def choose_shape(
     behind = batch.lengths[used] - batch.shared[used]
     _, first = np.unique(batch.leader[used], return_index=True)
     common = batch.shared[used][first]
-    longest, shared = (int(each.max(initial=0)) for each in (batch.lengths[used], common))
+    longest, shared = (int(lengths.max(initial=0)) for lengths in (batch.lengths[used], common))
     prompt = _rung(max(shared, _LEAST_PROMPT), steps) if shared else 0
-    own = _rung(int(behind.max(initial=1)), steps)
-    most = -(-max(room or prompt + own, longest) // _MULTIPLE) * _MULTIPLE
-    prompt, own, length = min(prompt, most), min(own, most), min(prompt + own, most)
+    tail = _rung(int(behind.max(initial=1)), steps)
+    most = -(-max(room or prompt + tail, longest) // _MULTIPLE) * _MULTIPLE
+    prompt, tail, length = min(prompt, most), min(tail, most), min(prompt + tail, most)
     # Whole groups of the longest rows fill a block, if there is room for one.
-    group = prompt + members * own
+    group = prompt + members * tail
     tokens = max(tokens // group * group or (group if whole else tokens), length)
     # Rows that a block may have are computed whether they are there or not: not many more of them
     # than fill it, where most rows are shorter than the longest.
@@ -96,7 +96,7 @@ def choose_shape(
         sampled = np.bincount(batch.episode[used] // members, sampled)
     places = max(math.ceil(share * tokens), int(sampled.max(initial=1)))
     # Without shared tokens attention is computed by whole rows.
-    return BlockShape(tokens, length, groups, members, places, prompt, own if prompt else 0)
+    return BlockShape(tokens, length, groups, members, places, prompt, tail if prompt else 0)
 
 
 def token_blocks(
@@ -109,7 +109,7 @@ def token_blocks(
             block's groups, its rows in their order: for losses that are not of single rows. All its
             rows share the same tokens.
     """
-    packed = [_packed(each, shape, whole=whole) for each in batches]
+    packed = [_packed(batch, shape, whole=whole) for batch in batches]
     # A program is compiled for few numbers of blocks; it does not compute the empty ones.
     number = devices * _FEWEST
     while number < max(map(len, packed)):
@@ -118,10 +118,10 @@ def token_blocks(
     order = np.arange(number).reshape(-1, devices).T.reshape(-1)
 
     def stacked(batch: TokenBatch, blocks: list[_Block]) -> TokenBlocks:
-        made = [_block(batch, shape, blocks[n] if n < len(blocks) else []) for n in order]
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *made)
+        device_blocks = [_block(batch, shape, blocks[n] if n < len(blocks) else []) for n in order]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *device_blocks)
 
-    return [stacked(*each) for each in zip(batches, packed, strict=True)]
+    return [stacked(*pair) for pair in zip(batches, packed, strict=True)]
 
 
 def _is_used(batch: TokenBatch) -> np.ndarray:
@@ -160,7 +160,7 @@ def _packed(batch: TokenBatch, shape: BlockShape, *, whole: bool) -> list[_Block
     """
     blocks: list[_Block] = []
     of_rows = batch.shared, batch.lengths - batch.shared, batch.log_prob_mask.sum(axis=1)
-    shared, alone, sampled = (each.tolist() for each in of_rows)
+    shared, alone, sampled = (counts.tolist() for counts in of_rows)
 
     def tokens_of(rows: list[int]) -> int:
         return int(shared[rows[0]] + sum(alone[row] for row in rows))
@@ -206,10 +206,10 @@ def _packed(batch: TokenBatch, shape: BlockShape, *, whole: bool) -> list[_Block
 def _block(batch: TokenBatch, shape: BlockShape, groups: _Block) -> TokenBlocks:
     count, counts = shape.groups * shape.members, np.zeros(shape.groups, np.int32)
     layout: Any = _no_rows(count, shape.tokens, shape.length)
-    prompts = own = None
+    prompts = rest = None
     if shape.own:
         prompts = _no_rows(shape.groups, shape.tokens, shape.prompt)
-        own = _no_rows(count, shape.tokens, shape.own)
+        rest = _no_rows(count, shape.tokens, shape.own)
     tokens = np.zeros(shape.tokens, np.int32)
     number = np.zeros(len(batch.tokens), np.int32)  # of each row in the block
     start = 0
@@ -224,10 +224,10 @@ def _block(batch: TokenBatch, shape: BlockShape, groups: _Block) -> TokenBlocks:
             every = np.append(prompt, behind)
             tokens[every] = batch.tokens[row, : len(every)]
             _put(layout, member, every)
-            _put(own, member, behind)
+            _put(rest, member, behind)
         layout.row[prompt] = group * shape.members  # shared places belong to the first row
         _put(prompts, group, prompt)
-    layout = layout._replace(shared=Shared(counts, prompts, own))  # type: ignore[arg-type]
+    layout = layout._replace(shared=Shared(counts, prompts, rest))  # type: ignore[arg-type]
     used = np.array([row for rows in groups for row in rows], int)
     order, at = np.nonzero(batch.log_prob_mask[used])
     rows_of = used[order]

@@ -286,9 +286,9 @@ class AgentRollout(Schedule):
         waiting, self._looking = self._looking, []
         self.counts.searches += len(waiting)
 
-        def arrived(found: list[Reply]) -> None:
-            for (each, _), one in zip(waiting, found, strict=True):
-                self.reply(each, one)
+        def arrived(replies: list[Reply]) -> None:
+            for (episode, _), one in zip(waiting, replies, strict=True):
+                self.reply(episode, one)
 
         asked = [step for _, step in waiting]
         self.fly(self._thread.submit(read, self._library, asked), arrived)
@@ -301,28 +301,28 @@ class AgentRollout(Schedule):
         if self.flying and left > 0:
             return min(left, LOOK_EVERY)
         waiting, self._retrieving = self._retrieving, []
-        found = self._search([ask for _, ask in waiting])
+        replies = self._search([ask for _, ask in waiting])
         self.counts.searches += len(waiting)
         self.counts.batches += 1
-        for (each, _), one in zip(waiting, found, strict=True):
-            self.reply(each, one)
+        for (episode, _), one in zip(waiting, replies, strict=True):
+            self.reply(episode, one)
         return 0.0
 
 
 def read(library: Library, steps: Sequence[tuple[ToolTask, Look | Open]]) -> list[Reply]:
     """What the tools give."""
     looks = [(task, step) for task, step in steps if isinstance(step, Look)]
-    found = iter(library.look(looks)) if looks else iter(())
+    hits = iter(library.look(looks)) if looks else iter(())
     return [
-        next(found) if isinstance(step, Look) else library.open(task, step) for task, step in steps
+        next(hits) if isinstance(step, Look) else library.open(task, step) for task, step in steps
     ]
 
 
 def facts_of(ended: Ended) -> Mapping[str, Any]:
-    found: dict[str, Any] = {"tally": dataclasses.asdict(ended.tally)}
+    facts: dict[str, Any] = {"tally": dataclasses.asdict(ended.tally)}
     if isinstance(ended, Closed):
-        return found | {"answer": ended.answer, "cited": [*ended.cited], "seen": [*ended.seen]}
-    return found | {"message": ended.message}
+        return facts | {"answer": ended.answer, "cited": [*ended.cited], "seen": [*ended.seen]}
+    return facts | {"message": ended.message}
 
 
 # ---------------------------------------------------------------- episodes of all hosts
@@ -340,8 +340,8 @@ def played_by_all(
         return play(starts)
     # Neighbours stay together: those of a group have one prompt, which is read once.
     part = starts[len(starts) * index // count : len(starts) * (index + 1) // count]
-    own: list[Episode] = hosts.all_or_none(lambda: play(part) if part else [])
-    parts = hosts.values_of_each(plain(own))
+    here: list[Episode] = hosts.all_or_none(lambda: play(part) if part else [])
+    parts = hosts.values_of_each(plain(here))
     return [typed(Episode, saved) for episodes in parts for saved in episodes]
 
 

@@ -168,16 +168,16 @@ def token_batch(
     """
     is_masked = {TRUNCATED} if truncated == MASKED else set[str]()
     scored = np.array(
-        [not each.failed and each.status not in is_masked for each in trajectories], bool
+        [not one.failed and one.status not in is_masked for one in trajectories], bool
     )
     rewards = [
-        each.parts.get(REWARD, 0.0) if is_scored else 0.0
-        for each, is_scored in zip(trajectories, scored, strict=True)
+        one.parts.get(REWARD, 0.0) if is_scored else 0.0
+        for one, is_scored in zip(trajectories, scored, strict=True)
     ]
     rows = [
         (number, segment)
-        for number, each in enumerate(trajectories)
-        for segment in each.segments
+        for number, one in enumerate(trajectories)
+        for segment in one.segments
         if segment
     ]
     lengths = [sum(len(t.observed) + len(t.sampled) for t in segment) for _, segment in rows]

@@ -119,17 +119,17 @@ def causal_attention(
     length, groups = key.shape[1:3]
     first = jnp.zeros(1, jnp.int32) if first is None else first
     size = max(_SHORTEST_PART, -(-asking // _PARTS))
-    found = []
+    parts_out = []
     for start in range(0, asking, size):
         end = min(start + size, asking)
         seen = min(length, most + end)
-        own = first[:, None] + jnp.arange(start, end)[None]
-        bias = jnp.where(jnp.arange(seen)[None, None] <= own[..., None], 0.0, MASKED)
+        positions = first[:, None] + jnp.arange(start, end)[None]
+        bias = jnp.where(jnp.arange(seen)[None, None] <= positions[..., None], 0.0, MASKED)
         bias = jnp.tile(bias, (1, heads // groups, 1))
         bias = jnp.repeat(bias, groups if len(bias) > 1 else 1, axis=0)
         part = query[:, start:end], key[:, :seen], value[:, :seen]
-        found.append(_grouped(part, precision.products, (bias, None)))
-    return jnp.concatenate(found, axis=2).transpose(0, 2, 1, 3)
+        parts_out.append(_grouped(part, precision.products, (bias, None)))
+    return jnp.concatenate(parts_out, axis=2).transpose(0, 2, 1, 3)
 
 
 def shared_attention(
@@ -200,13 +200,13 @@ def _say_determinism() -> None:
     """
     from jax._src.cudnn import fused_attention_stablehlo as lowering
 
-    made = getattr(lowering, _LOWERS, None)
-    if made is None or hasattr(made, "__wrapped__"):
+    lower = getattr(lowering, _LOWERS, None)
+    if lower is None or hasattr(lower, "__wrapped__"):
         return
 
-    @functools.wraps(made)
+    @functools.wraps(lower)
     def with_field(*args: Any, **options: Any) -> str:
-        text: str = made(*args, **options)
+        text: str = lower(*args, **options)
         config = json.loads(text)
         fields = config.get(_FIELDS, {})
         # As XLA would write it: with another value the first of equal calls would differ again.

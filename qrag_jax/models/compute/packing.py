@@ -134,9 +134,9 @@ def from_rows(rows: jax.Array, layout: Layout) -> jax.Array:
 # Both gradients are gathers; autodiff would use scatters. A place belongs to exactly one row, or to
 # all rows of its group.
 def _to_rows_backward(layout: Layout, gradient: jax.Array) -> tuple[jax.Array, None]:
-    own = from_rows(gradient, layout)
+    gathered = from_rows(gradient, layout)
     if layout.shared is None:
-        return own, None
+        return gathered, None
     counts = layout.shared.counts
     groups, (count, length, width) = len(counts), gradient.shape
     inside = jnp.arange(length)[None] < layout.lengths[:, None]
@@ -144,7 +144,7 @@ def _to_rows_backward(layout: Layout, gradient: jax.Array) -> tuple[jax.Array, N
     total = known.reshape(groups, count // groups, length, width).sum(axis=1)
     group = jnp.minimum(layout.row // (count // groups), groups - 1)
     in_common = (layout.position < counts[group]) & (layout.row < count)
-    return jnp.where(in_common[:, None], total[group, layout.position], own), None
+    return jnp.where(in_common[:, None], total[group, layout.position], gathered), None
 
 
 def _from_rows_backward(layout: Layout, gradient: jax.Array) -> tuple[jax.Array, None]:
@@ -235,8 +235,8 @@ def choose_blocks(
     for low, high in zip((0, *chosen), chosen, strict=False):
         counts = histogram[low + 1 : high + 1]
         total = counts.sum()
-        found = np.arange(low + 1, high + 1) @ counts / total if total else high
-        means.append(float(found))
+        mean = np.arange(low + 1, high + 1) @ counts / total if total else high
+        means.append(float(mean))
     tokens = max(tokens, 2 * longest)
     ladder = sorted({max(-(-tokens // 2**i), longest) for i in range(sizes)})
     return Blocks(tuple(ladder), chosen, tuple(means))

@@ -119,8 +119,8 @@ def embed_rows(
         def on_device(embedded: jax.Array, of_device: _OfDevice) -> jax.Array:
             tokens, layout = pack(of_device)
             words = everywhere(rows.mesh, prepared[WORDS][tokens])
-            found = encoder.embed_words(prepared, words, layout)
-            return _put(embedded, found, place)
+            vectors = encoder.embed_words(prepared, words, layout)
+            return _put(embedded, vectors, place)
 
         on_devices = partial(on_each, FSDP, on_device)
         return on_each(DATA, on_devices, embedded, rows.own)
@@ -175,7 +175,7 @@ def pull_back(
             values: Any,
         ) -> tuple:
             tokens, layout = on_each(FSDP, pack, of_device)
-            words = on_each(FSDP, lambda own: everywhere(rows.mesh, table[own]), tokens)
+            words = on_each(FSDP, lambda ids: everywhere(rows.mesh, table[ids]), tokens)
 
             def embed(trained: Leaves, looked_up: jax.Array | None) -> jax.Array:
                 used = words if looked_up is None else looked_up
@@ -188,15 +188,15 @@ def pull_back(
                 )
                 return cotangents(embedded, values) if callable(cotangents) else values
 
-            found, back = jax.vjp(embed, trained, words if tables else None)
-            gradient, of_words = back(on_each(FSDP, of_block, found, values))
+            vectors, back = jax.vjp(embed, trained, words if tables else None)
+            gradient, of_words = back(on_each(FSDP, of_block, vectors, values))
             if of_words is not None:
                 # A block uses few rows of the word table. Their gradients are added in place: a
                 # block needs no whole table.
                 of_words = of_words.reshape(-1, of_words.shape[-1])
                 summed = add_rows(of_tables[WORDS,], tokens.reshape(-1), of_words)
                 of_tables = {(WORDS,): summed}
-            embedded = on_each(FSDP, partial(_put, place=place), embedded, found)
+            embedded = on_each(FSDP, partial(_put, place=place), embedded, vectors)
             return jax.tree.map(jnp.add, of_layers, gradient), of_tables, embedded
 
         return on_each(DATA, on_replica, *total, rows.own, of_devices)
@@ -229,8 +229,8 @@ def _sorted(mesh: Mesh | None, token_rows: TokenRows, *, repeats: bool = False) 
     tokens, lengths = tokens[order], lengths[order]
     devices = math.prod(row_devices(mesh))
     planned = lengths[devices - 1 :: devices]
-    own = tokens, lengths, row_digests(tokens, lengths)
-    return _Rows(mesh, order, first, jax.tree.map(partial(_dealt, mesh), own), planned)
+    of_devices = tokens, lengths, row_digests(tokens, lengths)
+    return _Rows(mesh, order, first, jax.tree.map(partial(_dealt, mesh), of_devices), planned)
 
 
 def _dealt(mesh: Mesh | None, ordered: jax.Array) -> jax.Array:
@@ -302,9 +302,9 @@ def _put(rows: jax.Array, values: jax.Array, place: jax.Array) -> jax.Array:
 
 
 def _pack(
-    dropout: _Dropout | None, shape: Shape, place: jax.Array, present: jax.Array, own: _OfDevice
+    dropout: _Dropout | None, shape: Shape, place: jax.Array, present: jax.Array, rows: _OfDevice
 ) -> tuple[jax.Array, Layout]:
-    tokens, of_rows, digests = own
+    tokens, of_rows, digests = rows
     lengths = jnp.where(present, of_rows[place], 0)
     layout = packed_layout(lengths, shape.tokens, shape.length)
     row = place[jnp.minimum(layout.row, shape.rows - 1)]

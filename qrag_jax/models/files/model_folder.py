@@ -190,7 +190,7 @@ Tensor = FileTensor | np.ndarray
 
 def open_safetensors(path: Path) -> dict[str, FileTensor]:
     """Every tensor of one file; reads only the header."""
-    found = {}
+    tensors = {}
     try:
         with safe_open(path, framework="numpy") as file:  # refuses broken or truncated files
             for name in file.keys():  # noqa: SIM118  (no dictionary)
@@ -201,8 +201,8 @@ def open_safetensors(path: Path) -> dict[str, FileTensor]:
                         f"with here; store it as one of {', '.join(DTYPES)}."
                     )
                 shape = tuple(part.get_shape())
-                found[name] = FileTensor(path, name, DTYPES[part.get_dtype()], shape)
-        return found
+                tensors[name] = FileTensor(path, name, DTYPES[part.get_dtype()], shape)
+        return tensors
     except (SafetensorError, OSError, MemoryError) as error:  # the last: it cannot be mapped
         raise InputError(
             f"{path}: not a readable safetensors file ({error}); download it again."
@@ -295,9 +295,9 @@ class StoredLeaf:
     def read(self, index: tuple[slice, ...] | None = None) -> np.ndarray:
         """Reads the part that `index`, one slice per dimension, selects, or all; a new array."""
         if not self.stacked:
-            own = isinstance(self.tensors[0], FileTensor)  # a copy already
+            is_copy = isinstance(self.tensors[0], FileTensor)  # a copy already
             part = self._part(self.tensors[0], index or ())
-            return part.astype(self.dtype, order="C", copy=not own)
+            return part.astype(self.dtype, order="C", copy=not is_copy)
         index = index or (slice(None),) * self.ndim
         layers = self.tensors[index[0]]
         sizes = (len(range(*s.indices(n))) for s, n in zip(index[1:], self.shape[1:], strict=True))

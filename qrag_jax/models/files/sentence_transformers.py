@@ -76,8 +76,8 @@ def read_published(folder: Path) -> tuple[str | None, bool] | None:
 def print_unused_prompts(folder: Path, fix: str) -> None:
     """Says which prompts the model has, texts that preceded inputs in its training, if any."""
     path = inside(folder, MODEL_CONFIG)
-    found = read_json(path).get("prompts") if path.is_file() else None
-    prompts = check_value(dict[str, str | None], found or {}, f"{path}: prompts")
+    prompts_of_model = read_json(path).get("prompts") if path.is_file() else None
+    prompts = check_value(dict[str, str | None], prompts_of_model or {}, f"{path}: prompts")
     texts = ", ".join(f"{name} {text!r}" for name, text in prompts.items() if text)
     if texts:
         print(f"The model's prompts are not used ({texts}); {fix}.")
@@ -233,9 +233,9 @@ def write_tokenizer(
         for ids in tokenizer.encode(row):
             whole += [*ids, tokenizer.sep_id]
         cut = whole if len(whole) <= max_tokens else [*whole[: max_tokens - 1], tokenizer.sep_id]
-        found = written(text)["input_ids"]
+        whole_ids = written(text)["input_ids"]
         found_cut = written(text, truncation=True, max_length=max_tokens)["input_ids"]
-        for there, here in ((found, whole), (found_cut, cut)):
+        for there, here in ((whole_ids, whole), (found_cut, cut)):
             if there != here:
                 raise InputError(
                     f"{out.name}: the run's tokenizer cannot be exported, since a plain text "

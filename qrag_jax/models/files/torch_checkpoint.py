@@ -110,12 +110,12 @@ def _view(storage: Any, offset: Any, size: Any, stride: Any) -> np.ndarray:
     return np.lib.stride_tricks.as_strided(storage[offset:], size, strides)
 
 
-def _tensors(found: Any) -> dict[str, np.ndarray]:
+def _tensors(loaded: Any) -> dict[str, np.ndarray]:
     """The tensors of a state dict, or of the one that a training's checkpoint holds."""
-    if not isinstance(found, dict):
+    if not isinstance(loaded, dict):
         return {}
-    wrapped = (found[name] for name in WRAPPERS if isinstance(found.get(name), dict))
-    items = next(wrapped, found).items()
+    wrapped = (loaded[name] for name in WRAPPERS if isinstance(loaded.get(name), dict))
+    items = next(wrapped, loaded).items()
     return {str(name): value for name, value in items if isinstance(value, np.ndarray)}
 
 

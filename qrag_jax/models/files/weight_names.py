@@ -107,14 +107,14 @@ def stored_params(
     prefix = max(
         PREFIXES, key=lambda p: sum(_find(tensors, p + name) is not None for name in shapes)
     )
-    problems, used, found = [], set(), dict[str, model_folder.Tensor]()
+    problems, used, renamed = [], set(), dict[str, model_folder.Tensor]()
     for name, shape in shapes.items():
         there = _find(tensors, prefix + name)
         if there is None:
             problems.append(f"{prefix}{name} {shape} is missing")
             continue
         used.add(there)
-        tensor = found[name] = tensors[there]
+        tensor = renamed[name] = tensors[there]
         if tensor.shape != shape:
             problems.append(f"{there} has shape {tensor.shape}, expected {shape}")
         elif not jnp.issubdtype(tensor.dtype, jnp.floating):
@@ -130,11 +130,11 @@ def stored_params(
 
     def leaf(path: LeafPath, count: int, shape: tuple[int, ...]) -> model_folder.StoredLeaf:
         names = [table.names[path].format(i) for i in range(count)]
-        dtype = next((found[name].dtype for name in names if name in found), np.float32)
+        dtype = next((renamed[name].dtype for name in names if name in renamed), np.float32)
         # A view of one number: of this shape, a table of words may have gigabytes.
         ones = np.broadcast_to(np.ones((), dtype), shape)
-        own = [found.get(name, ones) for name in names]
-        return model_folder.StoredLeaf(own, path[0] == LAYERS, path[-1] == "kernel")
+        tensors_of_leaf = [renamed.get(name, ones) for name in names]
+        return model_folder.StoredLeaf(tensors_of_leaf, path[0] == LAYERS, path[-1] == "kernel")
 
     return unflatten_dict(
         {path: leaf(path, count, shape) for path, count, shape in leaves_of(module)}
@@ -148,7 +148,7 @@ def tensors_from_params(table: NameTable, params: Params) -> dict[str, np.ndarra
 
 def _parts(table: NameTable, params: Params) -> dict[str, model_folder.Tensor]:
     """The tensors of a tree, layer by layer; those in files are as they are there."""
-    found: list[tuple[int, str, model_folder.Tensor]] = []
+    parts: list[tuple[int, str, model_folder.Tensor]] = []
     for path, leaf in flatten_dict(params).items():
         stacked = path[0] == LAYERS
         tensors: Any
@@ -160,8 +160,8 @@ def _parts(table: NameTable, params: Params) -> dict[str, model_folder.Tensor]:
         for i, tensor in enumerate(tensors):
             name = table.names[path].format(i)
             if name not in table.absent:
-                found.append((i if stacked else -1, name, tensor))
-    return {name: tensor for _, name, tensor in sorted(found, key=lambda entry: entry[0])}
+                parts.append((i if stacked else -1, name, tensor))
+    return {name: tensor for _, name, tensor in sorted(parts, key=lambda entry: entry[0])}
 
 
 def save_folder(

@@ -240,17 +240,17 @@ class NomicBertConfig(GteConfig):
         if `rotary_scaling_factor` is set. Such rows are not computed here, so that limit is the
         longest row then.
         """
-        found = {**config}
+        fields = {**config}
         for theirs, name in NOMIC_SPELLINGS.items():
             if config.get(theirs) is not None and config.get(name) is None:
-                found[name] = config[theirs]
-        if found.get("hidden_act") == "swiglu":
-            found["hidden_act"] = "silu"
-        if "rope_theta" in found and config.get("rope_parameters") is None:
-            found["rope_parameters"] = {"rope_type": "default", "rope_theta": found["rope_theta"]}
+                fields[name] = config[theirs]
+        if fields.get("hidden_act") == "swiglu":
+            fields["hidden_act"] = "silu"
+        if "rope_theta" in fields and config.get("rope_parameters") is None:
+            fields["rope_parameters"] = {"rope_type": "default", "rope_theta": fields["rope_theta"]}
         if config.get("rotary_scaling_factor") is not None:
-            found["max_position_embeddings"] = config.get("max_trained_positions", 2048)
-        return found
+            fields["max_position_embeddings"] = config.get("max_trained_positions", 2048)
+        return fields
 
     @classmethod
     def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -326,12 +326,12 @@ class ModernBertConfig(transformer.Sizes):
     @classmethod
     def further_fields(cls, config: Mapping[str, Any], where: str) -> dict[str, Any]:
         """Thetas and kinds of layers, in either spelling: lists, or every how many is global."""
-        found: dict[str, Any] = {}
+        fields: dict[str, Any] = {}
         for kind, field in ((GLOBAL, "global_rope_theta"), (LOCAL, "local_rope_theta")):
             rope = (config.get("rope_parameters") or {}).get(kind)
             theta, _ = transformer.rotation_fields({"rope_parameters": rope}, where)
             value = theta.get("rope_theta", config.get(field, getattr(cls, field)))
-            found[field] = check_value(Positive, value, f"{where}: {field}")
+            fields[field] = check_value(Positive, value, f"{where}: {field}")
         count, kinds = config["num_hidden_layers"], config.get("layer_types")
         every = config.get("global_attn_every_n_layers", 3)
         check_value(Count, every, f"{where}: global_attn_every_n_layers")
@@ -342,7 +342,7 @@ class ModernBertConfig(transformer.Sizes):
                 f"{where}: layer_types is {kinds!r:.60}; it must name {' or '.join(LAYER_TYPES)} "
                 f"for each of the {count} layers (num_hidden_layers)."
             )
-        return found | {"layer_types": tuple(kinds)}
+        return fields | {"layer_types": tuple(kinds)}
 
 
 # Published folders with a head ("head.", "decoder.", "classifier.") call the trunk "model".
@@ -457,7 +457,7 @@ class Qwen3Config(transformer.Sizes):
                 "computed here; use a model whose layers all have full attention."
             )
         kind = config.get("model_type", QWEN3)
-        found, scaling = transformer.rotation_fields(
+        fields, scaling = transformer.rotation_fields(
             config, where, "llama3" if kind == LLAMA else ""
         )
         if scaling is not None:
@@ -465,10 +465,10 @@ class Qwen3Config(transformer.Sizes):
             read = [check_value(Positive, scaling.get(n), f"{rope}.{n}") for n in LLAMA3]
             if read[2] <= read[1]:
                 raise InputError(f"{rope}.high_freq_factor is not above low_freq_factor.")
-            found["scaling"] = tuple(read)
+            fields["scaling"] = tuple(read)
         if kind != QWEN3 and config.get("head_dim") is None:  # all heads are H wide
-            found["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
-        return found
+            fields["head_dim"] = config["hidden_size"] // config["num_attention_heads"]
+        return fields
 
 
 # A language-model head ("lm_head.weight", of models whose head is not tied to the word table)
