@@ -46,7 +46,7 @@ def main() -> int:
         out = Path(OUT.value)
         if any(out.absolute() == Path(file).absolute() for file in report.files):
             raise InputError(f"--out is {out}, which is read; give another name")
-        rows = (json.dumps(neutral_record(each), ensure_ascii=False) for each in samples)
+        rows = (json.dumps(neutral_record(s), ensure_ascii=False) for s in samples)
         with whole_files.writing(out, "--out"):
             whole_files.write_whole(out, "".join(f"{row}\n" for row in rows))
     for file in report.files:
@@ -72,8 +72,8 @@ def main() -> int:
 
 def _check_stories(folder: Path, split: Split) -> None:
     """Reads the story files of all tasks, and prints what is in them."""
-    found = [find_story_file(folder, task, split) for task in TASKS]
-    files = [pair[0] for pair in found if pair is not None]
+    pairs = [find_story_file(folder, task, split) for task in TASKS]
+    files = [pair[0] for pair in pairs if pair is not None]
     if not files:
         raise InputError(f"the folder {folder} has no bAbI {split} file; put qa1_{split}.txt there")
     for file in files:

@@ -56,15 +56,15 @@ class Columns:
     @classmethod
     def parse(cls, columns: str = "", metadata: str = ALL) -> Columns:
         """The columns of flags such as "id=docid,title=name,text=body", and "year,url" or "*"."""
-        given = records.named_columns(columns, ("id", "title", "text"), ("title",))
+        fields = records.named_columns(columns, ("id", "title", "text"), ("title",))
         kept = None if metadata == ALL else tuple(filter(None, metadata.split(",")))
-        return cls(**given, metadata=kept)
+        return cls(**fields, metadata=kept)
 
     def of(self, record: Mapping[str, Any], where: str) -> Columns:
         """The columns with the names of ids and texts settled by the first record."""
         settled: dict[str, Any] = {}
-        for kind, given, usual in (("id", self.id, NAMES), ("text", self.text, TEXTS)):
-            names = usual if given is None else (given,)
+        for kind, column, usual in (("id", self.id, NAMES), ("text", self.text, TEXTS)):
+            names = usual if column is None else (column,)
             settled[kind] = next((name for name in names if name in record), None)
             if settled[kind] is None:
                 raise InputError(
@@ -236,7 +236,7 @@ def is_collection(folder: Path) -> bool:
 
 def read_queries(folder: Path, split: str = "") -> dict[str, str]:
     """The queries' texts by `_id`: those of the split if it has a file of its own, else all."""
-    return {each.id: each.question for each in read_query_list(queries_path(folder, split))}
+    return {q.id: q.question for q in read_query_list(queries_path(folder, split))}
 
 
 def queries_path(folder: Path, split: str = "") -> Path:
@@ -295,7 +295,7 @@ def write_qrels(path: Path, qrels: Mapping[str, Mapping[str, int]]) -> None:
 def write_run(path: Path, run: Mapping[str, Mapping[str, float]], tag: str) -> None:
     """Writes rankings, query → document → score, best first, as a TREC run."""
     ranked = ((query, enumerate(scores.items(), 1)) for query, scores in run.items())
-    _write_rows(path, [(q, "Q0", d, n, s, tag) for q, found in ranked for n, (d, s) in found])
+    _write_rows(path, [(q, "Q0", d, n, s, tag) for q, hits in ranked for n, (d, s) in hits])
 
 
 def _write_rows(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:
@@ -482,10 +482,10 @@ def _collection(folder: Path, split: str) -> tuple[list[Path], list[tuple[str, S
     """
     asked, judgements = queries_path(folder, split), qrels_path(folder, split)
     texts, qrels = read_queries(folder, split), read_qrels(judgements)
-    own = texts if asked.name.startswith(f"queries_{split}.") else ()
+    ids = texts if asked.name.startswith(f"queries_{split}.") else ()
     placed = []
-    for name in dict.fromkeys([*own, *qrels]):
-        grades = tuple((each, grade) for each, grade in qrels.get(name, {}).items() if grade >= 1)
+    for name in dict.fromkeys([*ids, *qrels]):
+        grades = tuple((doc, grade) for doc, grade in qrels.get(name, {}).items() if grade >= 1)
         query = Sample(name, texts.get(name, "").strip(), grades=grades)
         placed.append((f"{asked.name}: {name}", query))
     return [asked, judgements], placed

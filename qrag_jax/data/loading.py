@@ -113,9 +113,9 @@ class DataConfig(_Fields):
             weights[name] = check_value(Positive, fields.pop("weight", 1.0), f"{where}.weight")
             settings[name] = check_value(SETTINGS.get(name, Plain), fields, where)
         rest = {name: value for name, value in given.items() if name != "sources"}
-        own = {name: settings[name] for name in SETTINGS.keys() & settings.keys()}
+        special = {name: settings[name] for name in SETTINGS.keys() & settings.keys()}
         fields = vars(check_value(_Fields, rest, "config.data"))
-        return cls(**fields, sources=weights, **own)
+        return cls(**fields, sources=weights, **special)
 
     @classmethod
     def further_help(cls, place: str) -> list[tuple[str, Any, str]]:

@@ -88,15 +88,15 @@ class Shelf:
         places = self._anywhere(rng, count)
         if repeats:
             places = places[_earlier(places) < repeats]
-        found = places[:count]
-        while len(found) < count:
-            used = np.bincount(found, minlength=len(self))
+        runs = places[:count]
+        while len(runs) < count:
+            used = np.bincount(runs, minlength=len(self))
             free = used < repeats if repeats else used >= 0
-            more = self._runs(free)(rng, count - len(found))
+            more = self._runs(free)(rng, count - len(runs))
             if repeats:
                 more = more[_earlier(more) + used[more] < repeats]
-            found = np.concatenate([found, more[: count - len(found)]])
-        return found
+            runs = np.concatenate([runs, more[: count - len(runs)]])
+        return runs
 
     @functools.cached_property
     def _anywhere(self) -> Callable[[np.random.Generator, int], np.ndarray]:
@@ -313,13 +313,13 @@ def _noise(config: DocumentsConfig, split: Split, count: int, train_chunks: int)
 
 def books_of(config: DocumentsConfig, split: Split) -> tuple[str, tuple[Book, ...]]:
     """The books that documents of a split draw from, and their name; no book of a function."""
-    own = split == "dev" and config.noise_dev not in ("", SHARED)
-    if config.code and not own:
+    apart = split == "dev" and config.noise_dev not in ("", SHARED)
+    if config.code and not apart:
         return "", ()
-    folder = config.noise_dev if own else config.noise
+    folder = config.noise_dev if apart else config.noise
     every = (read_once(_book, file) for file in text_files(Path(folder)))
     if not (books := tuple(book for book in every if book.sentences)):
-        field = f"{config.section}.{'noise_dev' if own else 'noise'}"
+        field = f"{config.section}.{'noise_dev' if apart else 'noise'}"
         raise InputError(
             f'{folder} has no book with a sentence; put .txt files there, or set {field}=""'
         )
@@ -380,9 +380,9 @@ def _pool(name: str, books: tuple[Book, ...]) -> Noise:
 # If a book is added to a folder, a training book may become a dev book. So a run keeps the digests
 # of its training books, and scoring compares.
 def write_books(workdir: Path, backgrounds: Sequence[DocumentsConfig]) -> None:
-    found = {config.source: _digests(config, "train") for config in backgrounds}
-    if any(found.values()):
-        write_whole(workdir / RECORD, json.dumps(found, indent=1) + "\n")
+    books = {config.source: _digests(config, "train") for config in backgrounds}
+    if any(books.values()):
+        write_whole(workdir / RECORD, json.dumps(books, indent=1) + "\n")
 
 
 def check_unseen(workdir: Path, backgrounds: Sequence[DocumentsConfig]) -> None:
@@ -488,15 +488,15 @@ def stories(config: BabilongConfig, split: Split) -> tuple[str, str, Sequence[Sa
     """Where they are from, the split's name in sample ids, and all stories, however long."""
     if not config.stories:
         count = config.train if split == "train" else config.dev
-        made = world("stories.py").generate(config.task, split, count, config.seed)
-        return "the generator", split, made
-    found = find_story_file(Path(config.stories), config.task, split)
-    if found is None:
+        parts = world("stories.py").generate(config.task, split, count, config.seed)
+        return "the generator", split, parts
+    pair = find_story_file(Path(config.stories), config.task, split)
+    if pair is None:
         wanted = " or ".join(f"{config.task}_{part}.txt" for part in PARTS[split])
         raise InputError(
             f"the folder {config.stories} has no {wanted} (or .txt.gz); put the file there."
         )
-    path, part = found
+    path, part = pair
     return str(path), part, read_once(read_stories, path)
 
 
@@ -527,7 +527,7 @@ def babilong_documents(
         kept = kept[:count]
         line += f"; the first {count}"
     parts = [dataclasses.replace(items[i], id=f"{config.task}-{part}-{i}") for i in kept]
-    facts = [len(each.chunks) for each in parts]
+    facts = [len(story.chunks) for story in parts]
     pool = noise(config, split, chunks - min(facts), config.chunks)
     seeds = (config.seed, SPLITS.index(split), int(config.task.removeprefix("qa")), chunks)
     layout = Layout(chunks, seeds, kept, facts, True, pool.shelf, config.noise_repeats)

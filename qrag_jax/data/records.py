@@ -124,7 +124,7 @@ class _File:
                 yield {name: cell or None for name, cell in zip(names, cells)}
 
     def parquet(self) -> Iterator[dict[str, Any]]:
-        pyarrow, parquet = (library(each, "parquet") for each in ("pyarrow", "pyarrow.parquet"))
+        pyarrow, parquet = (library(name, "parquet") for name in ("pyarrow", "pyarrow.parquet"))
         try:
             with parquet.ParquetFile(self.path) as table:
                 for batch in table.iter_batches(_ROWS):
@@ -174,7 +174,7 @@ def split_files(
         for stems in (map(_stem, official), of_split):
             # Only one file per stem: a folder often holds both a download and its unpacked copy.
             forms = ([folder / (stem + end) for end in SUFFIXES] for stem in stems)
-            every = [[file for file in each if file.is_file()] for each in forms]
+            every = [[file for file in paths if file.is_file()] for paths in forms]
             if any(every):
                 return [files[0] for files in every if files]
     names = sorted(entry.name for entry in path.iterdir())

@@ -149,8 +149,8 @@ def is_held_out(sample_id: str) -> bool:
 def fingerprint(samples: Sequence[Sample]) -> str:
     """A digest of the samples' texts, facts, answers and sources."""
     digest = hashlib.sha256()
-    for each in samples:
-        fields = (each.id, each.question, each.chunks, each.support, each.answers, each.source)
+    for s in samples:
+        fields = (s.id, s.question, s.chunks, s.support, s.answers, s.source)
         digest.update(json.dumps(fields).encode())
     return digest.hexdigest()[:16]
 

@@ -181,7 +181,7 @@ def parse_musique(record: Record) -> Sample:
         name = "paragraph_support_idx"  # may differ from the position
         support = [position.get(get(step, INDEX, name), -1) for step in steps]
     else:
-        support = [i for i, each in enumerate(paragraphs) if each.get("is_supporting") is True]
+        support = [i for i, p in enumerate(paragraphs) if p.get("is_supporting") is True]
     chunks = [passage_text(*pair, TITLE_SEPARATOR) for pair in zip(titles, texts)]
     return _sample(MUSIQUE, *_asked(record), chunks=chunks, support=support, titles=titles)
 

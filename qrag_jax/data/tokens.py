@@ -54,9 +54,9 @@ class TextTokenizer:
             raise InputError(
                 f"{folder} has no {' and no '.join(absent)}; set it in tokenizer_config.json."
             )
-        own = backend.normalizer
-        if lowers and (own is None or own.normalize_str("A") != "a"):
-            steps = [normalizers.Lowercase(), *([own] if own else [])]
+        lower = backend.normalizer
+        if lowers and (lower is None or lower.normalize_str("A") != "a"):
+            steps = [normalizers.Lowercase(), *([lower] if lower else [])]
             backend.normalizer = normalizers.Sequence(steps)
         backend.no_truncation()
         backend.no_padding()
@@ -203,7 +203,7 @@ def tokenise(
         texts = tuple(samples.background.tolist())
         background = Sample("background", "", texts, support=(), answers=(), source="")
         facts, between = (
-            _stored(each, tokenizer, limits, cache) for each in (samples.parts, [background])
+            _stored(part, tokenizer, limits, cache) for part in (samples.parts, [background])
         )
         return dataclasses.replace(facts, redrawn=(between, samples.layout))
     return _stored(samples, tokenizer, limits, cache)

@@ -67,8 +67,8 @@ class ToolTask(Task):
 
     @property
     def gold(self) -> tuple[str, ...]:
-        own = tuple(document.id for document in self.documents if document.is_supporting)
-        return own or self.gold_ids
+        ids = tuple(document.id for document in self.documents if document.is_supporting)
+        return ids or self.gold_ids
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

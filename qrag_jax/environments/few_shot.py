@@ -100,29 +100,29 @@ def full_credit(tries: Iterable[Tried], hops: int, key: str) -> list[Example]:
 
     Pages are known by a `key` of `queries.KEYS`.
     """
-    scored = [(each, each.reward) for each in tries if each.reward is not None]
+    scored = [(t, t.reward) for t in tries if t.reward is not None]
 
     def place(state: QueryState) -> tuple[str, int, tuple[str, ...]]:
-        return state.id, state.hop, tuple(each.id for each in state.pool)
+        return state.id, state.hop, tuple(d.id for d in state.pool)
 
     best = collections.defaultdict[Any, float](float)
-    for each, reward in scored:
-        best[place(each.state)] = max(best[place(each.state)], reward)
-    found: dict[Example, None] = {}
-    for each, reward in scored:
-        state, pages = each.state, set(each.state.pages)
-        pools = ({key_of(document, key) for document in pool} for pool in (state.pool, each.pool))
+    for tried, reward in scored:
+        best[place(tried.state)] = max(best[place(tried.state)], reward)
+    examples: dict[Example, None] = {}
+    for tried, reward in scored:
+        state, pages = tried.state, set(tried.state.pages)
+        pools = ({key_of(document, key) for document in pool} for pool in (state.pool, tried.pool))
         before, after = (len(pages & keys) for keys in pools)
         on_course = after * hops >= len(pages) * min(state.hop, hops)
         if before < after and on_course and reward == best[place(state)]:
             passages = tuple(document.text for document in state.pool)
-            found[Example(state.question, passages, each.query, state.hop)] = None
-    if not found:
+            examples[Example(state.question, passages, tried.query, state.hop)] = None
+    if not examples:
         raise InputError(
             f"none of {len(scored)} scored tries has full credit; raise config.few_shot."
             "bootstrap_questions, or give a model or a search that finds more."
         )
-    return list(found)
+    return list(examples)
 
 
 def drawn_candidates(
@@ -133,7 +133,7 @@ def drawn_candidates(
     In one set are different questions, and the hops in turn, as far as they have examples. Rounds
     are numbered from 1.
     """
-    questions = len({each.question for each in solved})
+    questions = len({e.question for e in solved})
     if questions < config.demonstrations:
         raise InputError(
             f"config.few_shot.demonstrations is {config.demonstrations}, and {questions} questions "
@@ -159,23 +159,23 @@ def ranked(
     often write no query at all. Rewards are average precisions at the same hops of the same
     questions; None: the try was masked.
     """
-    found = []
-    for candidate, given in zip(candidates, rewards, strict=True):
-        scored = [each for each in given if each is not None]
-        if scored and len(scored) >= _RANKED_FROM * len(given):
-            found.append(dataclasses.replace(candidate, score=sum(scored) / len(scored)))
-    return tuple(sorted(found, key=lambda each: -each.score))
+    scored_prompts = []
+    for candidate, rewards_of_one in zip(candidates, rewards, strict=True):
+        scored = [r for r in rewards_of_one if r is not None]
+        if scored and len(scored) >= _RANKED_FROM * len(rewards_of_one):
+            scored_prompts.append(dataclasses.replace(candidate, score=sum(scored) / len(scored)))
+    return tuple(sorted(scored_prompts, key=lambda p: -p.score))
 
 
 def kept_variants(
     rounds: Sequence[Sequence[Candidate]], prompt: QueryPrompt, most: int
 ) -> tuple[Variant, ...]:
     """The best prompts of all rounds that read differently, best first; equal ones by rounds."""
-    every = sorted((each for one in rounds for each in one), key=lambda each: -each.score)
+    every = sorted((p for one in rounds for p in one), key=lambda p: -p.score)
     kept: list[Variant] = []
     seen = [prompt.tried(None)]
-    for each in every:
-        variant = each.variant
+    for chosen in every:
+        variant = chosen.variant
         if len(kept) < most and (messages := prompt.tried(variant)) not in seen:
             kept.append(variant)
             seen.append(messages)
@@ -188,17 +188,17 @@ def kept_variants(
 
 
 def _drawn_set(solved: Sequence[Example], size: int, draw: Draw) -> tuple[Example, ...]:
-    hops = sorted({each.hop for each in solved})
+    hops = sorted({e.hop for e in solved})
     first, shown = draw.below(len(hops)), list[Example]()
     for place in range(size):
-        used = {each.question for each in shown}
-        unused = [each for each in solved if each.question not in used]
+        used = {e.question for e in shown}
+        unused = [e for e in solved if e.question not in used]
         hop = hops[(first + place) % len(hops)]
         questions = collections.defaultdict[str, list[Example]](list)
-        for each in [each for each in unused if each.hop == hop] or unused:
-            questions[each.question].append(each)
+        for x in [x for x in unused if x.hop == hop] or unused:
+            questions[x.question].append(x)
         shown.append(draw.choice(questions[draw.choice([*questions])]))
-    return tuple(sorted(shown, key=lambda each: each.hop))
+    return tuple(sorted(shown, key=lambda e: e.hop))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -117,9 +117,9 @@ def draw_indents(keys: jax.Array, chunks: jax.Array) -> Indents:
         places = count - 2
         cuts: list[jax.Array] = []
         # Floyd's algorithm for a random set: draw up to `top`; if the set has the draw, take `top`.
-        for number, own in enumerate(jax.random.split(of_cuts, PARTS - 1)):
+        for number, part_key in enumerate(jax.random.split(of_cuts, PARTS - 1)):
             top = places - (PARTS - 1) + number
-            drawn = jax.random.randint(own, (), 0, jnp.maximum(top, 0) + 1)
+            drawn = jax.random.randint(part_key, (), 0, jnp.maximum(top, 0) + 1)
             known = jnp.array([False]) if not cuts else jnp.stack(cuts) == drawn + 1
             cuts.append(jnp.where(top < 0, count, jnp.where(known.any(), top, drawn) + 1))
         indents = jax.random.randint(of_indents, (PARTS,), 0, jnp.maximum(MOST_CHUNKS - count, 1))

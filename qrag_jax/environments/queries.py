@@ -75,18 +75,18 @@ class Searched(episode.Closed):
     found: Pool = ()  # what the query found, best first; () if it was not searched for
 
 
-def grown(pool: Sequence[episode.Document], found: Iterable[episode.Document], order: str) -> Pool:
+def grown(pool: Sequence[episode.Document], hits: Iterable[episode.Document], order: str) -> Pool:
     """The pool with what a hop has found; a passage that is there already stays in its place.
 
     The order "hop" is by hop, then by rank; "score" by raw score, as LeReT has it, and by hop and
     rank where scores are equal.
     """
     together: dict[str, episode.Document] = {}
-    for each in (*pool, *found):
-        together.setdefault(each.id, each)
+    for document in (*pool, *hits):
+        together.setdefault(document.id, document)
     every = [*together.values()]
     if order == BY_SCORE:
-        every.sort(key=lambda each: -each.score)
+        every.sort(key=lambda d: -d.score)
     return tuple(every)
 
 
@@ -103,7 +103,7 @@ def normalised_title(title: str) -> str:
     """
     # Case last: compatibility forms such as the trade mark's sign are taken apart into capitals.
     plain = unicodedata.normalize("NFKD", html.unescape(title)).casefold()
-    kept = (each for each in plain if not unicodedata.combining(each))
+    kept = (char for char in plain if not unicodedata.combining(char))
     letters = [" " if unicodedata.category(n)[0] == "P" or n == "`" else n for n in kept]
     return " ".join("".join(letters).split()) or " ".join(plain.split())
 
@@ -147,12 +147,12 @@ class QueryPrompt:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of all ways to ask, the bare one first."""
-        return ("bare", *(each.name for each in self.variants))
+        return ("bare", *(v.name for v in self.variants))
 
     def messages(self, state: QueryState) -> Messages:
         """The conversation that asks for the next query of a state, by its variant."""
         variant = self.variants[state.variant - 1] if state.variant else None
-        return self._messages(state.question, [each.text for each in state.pool], variant)
+        return self._messages(state.question, [d.text for d in state.pool], variant)
 
     def tried(self, variant: Variant | None) -> Messages:
         """How a variant asks of a stand-in state; two that ask alike are one prompt."""
@@ -163,17 +163,17 @@ class QueryPrompt:
     ) -> Messages:
         *opening, (role, asked) = self._asked(question, passages)
         turns: list[tuple[str, str]] = []
-        for each in variant.examples if variant else ():
-            *_, last = self._asked(each.question, each.passages)
+        for shot in variant.examples if variant else ():
+            *_, last = self._asked(shot.question, shot.passages)
             # A model wrote it, so it may hold the marks of turns.
-            turns += [last, ("assistant", harmless(one_line(each.query)))]
+            turns += [last, ("assistant", harmless(one_line(shot.query)))]
         if variant and variant.mark:
             asked = f"{variant.mark}\n{asked}"
         return (*opening, *turns, (role, asked))
 
     def _asked(self, question: str, passages: Sequence[str]) -> Messages:
         most = self.passage_words or None
-        cut = [" ".join(one_line(each).split(" ")[:most]) for each in passages]
+        cut = [" ".join(one_line(text).split(" ")[:most]) for text in passages]
         shown = CHUNK_SLOTS["passages"](cut) or "(none yet)"
         return self.prompt.fill({"question": one_line(question), "passages": shown})
 
@@ -317,12 +317,12 @@ def _from_json(text: str) -> _Parsed:
         return ("", NO_QUERY)
     try:
         # An object as its (name, value) pairs, so that a name may be there twice; lists stay lists.
-        found = json.loads(text, object_pairs_hook=tuple, strict=False)
+        pairs = json.loads(text, object_pairs_hook=tuple, strict=False)
     except (ValueError, RecursionError):
         return ("", BROKEN)
-    if not isinstance(found, tuple) or [name for name, _ in found] != ["query"]:
+    if not isinstance(pairs, tuple) or [name for name, _ in pairs] != ["query"]:
         return ("", BROKEN)
-    query = found[0][1]
+    query = pairs[0][1]
     return _from_words(query) if isinstance(query, str) else ("", BROKEN)
 
 
@@ -397,8 +397,8 @@ def _one_search(
             tally.malformed = int(outcome not in (STOPPED, NO_QUERY, TOO_LONG))
             tally.completed, tally.truncated = outcome == STOPPED, outcome == TOO_LONG
             return Searched(query, tally=tally, outcome=outcome)
-        found: Pool = yield from episode.ask(episode.Look(query, k))
+        hits: Pool = yield from episode.ask(episode.Look(query, k))
     except episode.Unplayable as failed:
         return episode.Failed(failed.cause, str(failed), tally)
-    tally.searches, seen = 1, tuple(each.id for each in found)
-    return Searched(query, seen=seen, tally=tally, outcome=outcome, found=found)
+    tally.searches, seen = 1, tuple(d.id for d in hits)
+    return Searched(query, seen=seen, tally=tally, outcome=outcome, found=hits)

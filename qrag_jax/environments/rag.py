@@ -82,11 +82,11 @@ def listed(hops: list[Hop]) -> str:
 
 def read_evidence(sub_query: str, said: str | Failure) -> Hop | None:
     """What a reader's reply says; None if it has no status and answer, or FOUND without one."""
-    found = None if isinstance(said, Failure) else last_object(said, ("status", "answer"))
-    if found is None:
+    evidence = None if isinstance(said, Failure) else last_object(said, ("status", "answer"))
+    if evidence is None:
         return None
-    status = "_".join(str(found["status"]).upper().replace("-", " ").replace("_", " ").split())
-    text = "" if found["answer"] is None else found["answer"]
+    status = "_".join(str(evidence["status"]).upper().replace("-", " ").replace("_", " ").split())
+    text = "" if evidence["answer"] is None else evidence["answer"]
     if isinstance(text, int | float) and not isinstance(text, bool):
         text = str(text)
     if status not in episode.STATUSES or not isinstance(text, str):
@@ -183,10 +183,10 @@ class Asking(SearchingAgent):
         reads = reads_by(partial(self._read, trail))
         for _ in range(2):
             answer = yield from trail.ask(self.generation.request(talk, reads, **self.EXTRA))
-            found = self._read(trail, answer)
-            if isinstance(found, Move):
-                return found
-            wrong = found
+            move = self._read(trail, answer)
+            if isinstance(move, Move):
+                return move
+            wrong = move
             again = ("user", f"{wrong.message} Reply again.")
             talk = (*talk, ("assistant", harmless(answer.text)), again)
         raise Unplayable(wrong.cause, f"the model was corrected, and still: {wrong.message}")
@@ -212,14 +212,14 @@ class ReAct(Asking):
         said = self.generation.said(answer)
         if isinstance(said, Failure):
             return _ENDLESS
-        found = _ACTION.search(said)
-        if found is None:
+        match = _ACTION.search(said)
+        if match is None:
             return _malformed(
                 'Your reply has no line that begins with "Search:" or "Answer:"; write one of them '
                 "below your thought."
             )
-        text, newline, _ = said[found.end() :].lstrip().partition("\n")
-        searches = found[1].lower() == "search"
+        text, newline, _ = said[match.end() :].lstrip().partition("\n")
+        searches = match[1].lower() == "search"
         name = "Search" if searches else "Answer"
         bare = bare_line(one_line(text))
         if not any(map(str.isalnum, bare)):
@@ -228,7 +228,7 @@ class ReAct(Asking):
             return _malformed(f"Your {name.lower()} was cut off; use fewer words.")
         if not searches and not trail.searches:
             return _not_searched("You have not searched yet; search once at least.")
-        upto = said[: found.start()].strip()
+        upto = said[: match.start()].strip()
         return Move(bare, searches, f"{upto}\n{name}: {bare}".strip())
 
 
@@ -240,15 +240,15 @@ class Planner(Asking):
         said = self.generation.said(answer)
         if isinstance(said, Failure):
             return _ENDLESS
-        found = last_object(said, ("action",))
-        if found is None:
+        action_json = last_object(said, ("action",))
+        if action_json is None:
             return _malformed('Your reply has no JSON object with an "action".')
-        action = str(found["action"]).strip().upper()
+        action = str(action_json["action"]).strip().upper()
         if action == "STOP":
             if trail.searches:
                 return Move("", searches=False)
             return _not_searched("You have not asked anything yet; ASK once at least.")
-        sub_query = found.get("sub_query")
+        sub_query = action_json.get("sub_query")
         if action != "ASK":
             return _malformed('The "action" of your reply is neither ASK nor STOP.')
         if not isinstance(sub_query, str) or not any(map(str.isalnum, sub_query)):
@@ -343,11 +343,11 @@ def read_turn(answer: Answer) -> R1Turn:
     text = answer.text
     if answer.finish_reason == "stop" and (opened := _OPEN.search(text)):
         text += f"</{opened[1]}>"
-    found = _R1_ACTION.search(text)
-    if found is None or not any(map(str.isalnum, found[2])):
+    match = _R1_ACTION.search(text)
+    if match is None or not any(map(str.isalnum, match[2])):
         return R1Turn(text, "", "", _thought(text))
-    upto = text[: found.end()]
-    return R1Turn(upto, found[1], one_line(found[2]), _thought(text[: found.start()]))
+    upto = text[: match.end()]
+    return R1Turn(upto, match[1], one_line(match[2]), _thought(text[: match.start()]))
 
 
 def informed(passages: tuple[Passage, ...]) -> str:
@@ -418,15 +418,15 @@ class Scripted(SearchingAgent):
     def answer(self, task: Task, trail: Trail) -> Steps[str]:
         whole, answers = self.questions[task.id], list[str]()
         for hop in whole.hops:
-            sub_query, found = hop.filled(answers), ""
-            while not found:
+            sub_query, reply = hop.filled(answers), ""
+            while not reply:
                 if trail.searches == self.limits.max_hops:
                     return ""
                 passages = yield from trail.search(sub_query)
-                found = named(hop.answers, map(line_of, passages))
-                status = episode.FOUND if found else episode.NOT_FOUND
-                trail.hops.append(Hop(sub_query, found, status))
-            answers.append(found)
+                reply = named(hop.answers, map(line_of, passages))
+                status = episode.FOUND if reply else episode.NOT_FOUND
+                trail.hops.append(Hop(sub_query, reply, status))
+            answers.append(reply)
         chained = normalise(answers[-1]) in map(normalise, whole.answers)
         return answers[-1] if chained else whole.answers[0]
 
@@ -463,15 +463,15 @@ class OwnAgent(SearchingAgent):
         with contextlib.closing(steps):
             while True:
                 try:
-                    given = steps.send(texts)
+                    step = steps.send(texts)
                 except StopIteration as end:
-                    ended, given = True, end.value
+                    ended, step = True, end.value
                 except (Exception, SystemExit) as error:
                     raise self._wrong(f"raised {own_code.reason_of(error)}") from error
-                if ended and not isinstance(given, str):
-                    raise self._wrong(f"returned {given!r:.60}, no text")
+                if ended and not isinstance(step, str):
+                    raise self._wrong(f"returned {step!r:.60}, no text")
                 # The answer is also what the last passages say.
-                query, read = (given, given) if ended else self._asked(given)
+                query, read = (step, step) if ended else self._asked(step)
                 if trail.searches:
                     trail.hops.append(Hop(last, read))
                 if ended:
@@ -481,11 +481,11 @@ class OwnAgent(SearchingAgent):
                 last, passages = query, (yield from trail.search(query))
                 texts = [*map(line_of, passages)]
 
-    def _asked(self, given: Any) -> tuple[str, str]:
+    def _asked(self, step: Any) -> tuple[str, str]:
         """The text to search for, and what the passages before say."""
-        query, read = given if isinstance(given, tuple) and len(given) == 2 else (given, "")
+        query, read = step if isinstance(step, tuple) and len(step) == 2 else (step, "")
         if not isinstance(query, str) or not isinstance(read, str) or not query.strip():
-            raise self._wrong(f"yielded {given!r:.60}, no text to search for")
+            raise self._wrong(f"yielded {step!r:.60}, no text to search for")
         return query, read
 
     def _wrong(self, what: str) -> Unplayable:

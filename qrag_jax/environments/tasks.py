@@ -51,7 +51,7 @@ class TasksConfig:
 def tasks_of(samples: Iterable[Sample], config: TasksConfig | None = None) -> list[ToolTask]:
     """The tasks of all questions within the limits of hops."""
     config = config or TasksConfig()
-    every = [task_of(each, config) for each in samples]
+    every = [task_of(s, config) for s in samples]
     fewest, most = config.min_hops, config.max_hops or math.inf
     tasks = [task for task in every if fewest <= task.hops <= most]
     if not tasks:
@@ -88,9 +88,9 @@ def document_text(title: str, body: str, clean: bool) -> str:
 def cleaned(text: str) -> str:
     """The text with straight quotes for TeX's, apart from the words around; single ones go away."""
 
-    def straight(found: re.Match[str]) -> str:
-        before = (found[1] or " ") if found.start() else ""
-        return f'{before}"{found[2]}"' + (" " if found[3] else "")
+    def straight(match: re.Match[str]) -> str:
+        before = (match[1] or " ") if match.start() else ""
+        return f'{before}"{match[2]}"' + (" " if match[3] else "")
 
     return _LEFT_OVER.sub("", _QUOTED.sub(straight, text))
 
@@ -101,14 +101,14 @@ def with_number_forms(answers: Iterable[str]) -> tuple[str, ...]:
     An answer that is a word from "zero" to "ten" as a whole becomes the number. Words from "zeroth"
     to "ninth" become "0th" to "9th" wherever their letters stand, also inside of longer words.
     """
-    given, new = tuple(answers), []
-    for answer in given:
+    known, new = tuple(answers), []
+    for answer in known:
         form = plain = answer.lower().strip()
         for word, number in _ORDINALS.items():
             form = form.replace(word, number)
         form = _DIGITS.get(plain, form)
         new += [form] if form != plain else []
-    return tuple(dict.fromkeys((*given, *new)))
+    return tuple(dict.fromkeys((*known, *new)))
 
 
 def _stays(sample_id: str, place: int, config: TasksConfig) -> bool:

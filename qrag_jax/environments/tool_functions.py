@@ -124,11 +124,11 @@ def answer(
     try:
         inspect.signature(function).bind(**arguments)
         kinds = typing.get_type_hints(function, include_extras=True)
-        given = {key: typed(kinds[key], value, key) for key, value in arguments.items()}
+        typed_arguments = {key: typed(kinds[key], value, key) for key, value in arguments.items()}
     except (TypeError, BadJSONError) as error:
         return Called(f"The call of {name} cannot be carried out: {error}."[:most], MALFORMED)
     try:
-        result = function(**given)
+        result = function(**typed_arguments)
         text = result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)
     except BaseException as error:  # also of a function that ends the program
         return Called(f"The tool {name} failed: {own_code.reason_of(error)}"[:most], FAILED)
@@ -169,5 +169,5 @@ def main() -> None:
     threading.Thread(target=listen, daemon=True).start()
     while True:
         call = calls.get()
-        found = answer(functions, call["name"], call["arguments"], asked["most"])
-        link.say("called", **found._asdict())
+        result = answer(functions, call["name"], call["arguments"], asked["most"])
+        link.say("called", **result._asdict())

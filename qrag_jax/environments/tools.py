@@ -80,7 +80,7 @@ class ToolAgent:
 
     @cached_property
     def _functions(self) -> frozenset[str]:
-        return frozenset(each["function"]["name"] for each in self.functions)
+        return frozenset(f["function"]["name"] for f in self.functions)
 
     @property
     def schemas(self) -> tuple[Mapping[str, Any], ...]:
@@ -170,9 +170,7 @@ class ToolAgent:
 
 def shown(documents: Sequence[episode.Document]) -> str:
     """The documents as a model is shown them, with a blank line between; "" if there are none."""
-    return "\n\n".join(
-        harmless(f"Document ID: {each.id}\n{each.text}", _MARKS) for each in documents
-    )
+    return "\n\n".join(harmless(f"Document ID: {d.id}\n{d.text}", _MARKS) for d in documents)
 
 
 def _fields(call: ToolCall) -> tuple[dict[str, Any], bool]:
@@ -209,11 +207,11 @@ class _Trail:
         self._asked.add(asked)
         documents = yield from episode.ask(step)
         self.tally.searches += isinstance(step, episode.Look)
-        self._seen |= dict.fromkeys(each.id for each in documents)
+        self._seen |= dict.fromkeys(d.id for d in documents)
         return documents
 
     def closed(self, fields: Mapping[str, Any]) -> episode.Closed:
-        cited = dict.fromkeys(each.strip() for each in fields.get("cited_doc_ids", ()))
+        cited = dict.fromkeys(name.strip() for name in fields.get("cited_doc_ids", ()))
         return episode.Closed(
             answer=fields.get("final_answer", "").strip(),
             cited=tuple(cited),

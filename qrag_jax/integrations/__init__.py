@@ -66,7 +66,7 @@ class RemoteRetriever:
             sets, where = (set, frozenset), body["where"]
             body["where"] = {k: [*v] if isinstance(v, sets) else v for k, v in where.items()}
         asked = [questions] if isinstance(questions, str) else list(questions)
-        found: list[list[Hit]] = []
+        rows: list[list[Hit]] = []
         for first in range(0, len(asked), _AT_ONCE):
             some = asked[first : first + _AT_ONCE]
             reply = Endpoint(self.url).post("/search", body | {"questions": some}, self.timeout)
@@ -74,12 +74,12 @@ class RemoteRetriever:
             if "error" in answer:
                 raise InputError(f"{self.url}: {answer['error']}")
             try:
-                found += [[Hit(**hit) for hit in hits] for hits in answer["hits"]]
+                rows += [[Hit(**hit) for hit in hits] for hits in answer["hits"]]
             except (KeyError, TypeError):
-                found = []
-            if reply.status != 200 or len(found) != first + len(some):
+                rows = []
+            if reply.status != 200 or len(rows) != first + len(some):
                 raise InputError(
                     f"{self.url} gives no answer of qrag serve ({reply.reason}); start the server, "
                     "and give its URL."
                 )
-        return found[0] if isinstance(questions, str) else found
+        return rows[0] if isinstance(questions, str) else rows

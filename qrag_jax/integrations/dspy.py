@@ -46,12 +46,12 @@ class QRagRetriever(dspy.Module):
 
     def rm(self, query: str, k: int | None = None, **changes: Any) -> list[dotdict]:
         """Passages as `dspy.Retrieve` takes them, with their texts in `long_text`."""
-        found = []
+        rows = []
         for hit in self._hits(query, k, changes):
             fields = hit._asdict() | {"metadata": dict(hit.metadata), "long_text": _text(hit)}
             del fields["text"]
-            found.append(dotdict(**fields))
-        return found
+            rows.append(dotdict(**fields))
+        return rows
 
     def _hits(self, query: str, k: int | None, changes: Mapping[str, Any]) -> list[Hit]:
         settings = {"topk": self.k if k is None else k, **self.search_kwargs, **changes}

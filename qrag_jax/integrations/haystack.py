@@ -45,8 +45,8 @@ class QRagRetriever:
         remote = "url" in fields and "folder" not in fields
         kind: type[RemoteRetriever | Deployment] = RemoteRetriever if remote else Deployment
         with reading("the component's field retriever", "give url, or folder and index"):
-            found = bounded_json.typed(kind, dict(fields))
-        self.retriever = found.open() if isinstance(found, Deployment) else found
+            value = bounded_json.typed(kind, dict(fields))
+        self.retriever = value.open() if isinstance(value, Deployment) else value
 
     def to_dict(self) -> dict[str, Any]:
         fields: Any = self.retriever

@@ -89,22 +89,22 @@ class QRagSearch:
         if "instruction" in queries.column_names:
             pairs = zip(texts, queries["instruction"], strict=True)
             texts = [f"{text} {more}" if more else text for text, more in pairs]
-        found: list[dict[str, float]] = []
+        rows: list[dict[str, float]] = []
         for first in range(0, len(texts), _AT_ONCE):
             part = texts[first : first + _AT_ONCE]
-            own, more = self.retriever.search(part), self.retriever.search(part, topk=top_k)
-            found += [ranking(*both, top_k) for both in zip(own, more, strict=True)]
-        return dict(zip(queries["id"], found, strict=True))
+            hits, more = self.retriever.search(part), self.retriever.search(part, topk=top_k)
+            rows += [ranking(*both, top_k) for both in zip(hits, more, strict=True)]
+        return dict(zip(queries["id"], rows, strict=True))
 
 
-def ranking(own: Sequence[Hit], more: Sequence[Hit], most: int) -> dict[str, float]:
+def ranking(hits: Sequence[Hit], more: Sequence[Hit], most: int) -> dict[str, float]:
     """A ranking of at most `most` hits: passage id → score, which falls.
 
-    `own` come first, the best of every step, then the second; `more` behind them in their order.
+    `hits` come first, the best of every step, then the second; `more` behind them in their order.
     """
     scores: dict[str, float] = {}
     last = np.float32(np.inf)
-    for hit in (*by_turns(own), *more):
+    for hit in (*by_turns(hits), *more):
         if hit.id not in scores and len(scores) < most:
             # In float32, as trec_eval compares.
             last = min(np.float32(hit.score), np.nextafter(last, np.float32(-np.inf)))

@@ -102,16 +102,16 @@ def unicode_words(text: str) -> list[str]:
     if not _RARE.search(text):
         return _PLAIN_WORD.findall(text)
     piece, unit = _patterns()
-    found: list[str] = []
+    words: list[str] = []
     for part in text.split():  # most parts of a rare text are usual, too
         if not _RARE.search(part):
-            found += _PLAIN_WORD.findall(part)
+            words += _PLAIN_WORD.findall(part)
             continue
         for run, word in piece.findall(part):
             units = unit.findall(run)
-            found += [word] if word else map("".join, itertools.pairwise(units))
-            found += units if len(units) == 1 else []
-    return found
+            words += [word] if word else map("".join, itertools.pairwise(units))
+            words += units if len(units) == 1 else []
+    return words
 
 
 @functools.cache

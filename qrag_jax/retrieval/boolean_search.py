@@ -239,16 +239,16 @@ class BooleanIndex:
                 mask[self._passages[self._ends[word] : self._ends[word + 1]]] = True
             return mask
         # The rarest first: each place only thins out what the ones before have left.
-        found, *others = sorted(map(self._starts, slots), key=len)
+        at_place, *others = sorted(map(self._starts, slots), key=len)
         for starts in others:
-            at = np.minimum(np.searchsorted(starts, found), len(starts) - 1)
-            found = found[starts[at] == found] if len(starts) else starts
-        mask[found >> 32] = True
+            at = np.minimum(np.searchsorted(starts, at_place), len(starts) - 1)
+            at_place = at_place[starts[at] == at_place] if len(starts) else starts
+        mask[at_place >> 32] = True
         return mask
 
     def _slots(self, phrase: str, words: Words) -> list[Slot]:
         """The places that are not left out, the first one being 0."""
-        found: list[Slot] = []
+        pairs: list[Slot] = []
         before = 0
         *begun, last = phrase.split("*")
         for piece, is_begun in [*((piece, True) for piece in begun), (last, False)]:
@@ -257,12 +257,12 @@ class BooleanIndex:
                 # Else the asterisk is behind no word.
                 ends = place == before + len(forms) - 1 and words.normalised(piece).endswith(form)
                 if is_begun and ends:
-                    found.append((place, self._beginning(form)))
+                    pairs.append((place, self._beginning(form)))
                 elif (word := words.word(form)) is not None:
                     number = self._ranking.weights.vocab_dict.get(word)
-                    found.append((place, np.array([] if number is None else [number], np.int64)))
+                    pairs.append((place, np.array([] if number is None else [number], np.int64)))
             before += len(forms)
-        return [(place - found[0][0], numbers) for place, numbers in found]
+        return [(place - pairs[0][0], numbers) for place, numbers in pairs]
 
     def _beginning(self, start: str) -> np.ndarray:
         """int64 `[n]`: the words, each once, that have a form with this beginning."""

@@ -70,14 +70,14 @@ class StoredCorpus:
     def numbers(self, names: Sequence[str]) -> np.ndarray:
         """int64 `[len(names)]`: the passages' numbers; `NONE` where no passage has the name."""
         hashes, numbers = self._by_hash
-        found = np.full(len(names), NONE, np.int64)
+        places = np.full(len(names), NONE, np.int64)
         for place, name in enumerate(names):
             wanted = np.uint64(name_hash(name))
             low, high = (np.searchsorted(hashes, wanted, side) for side in ("left", "right"))
             for number in numbers[low:high]:  # several names may have one hash
                 if self._passage(int(number)).name == name:
-                    found[place] = number
-        return found
+                    places[place] = number
+        return places
 
     @functools.cached_property
     def _by_hash(self) -> tuple[np.ndarray, np.ndarray]:
@@ -315,25 +315,25 @@ def names_of(corpus: Iterable[Passage], texts: Iterable[str]) -> dict[str, str]:
     wanted: dict[str, list[str]] = {}
     for text in set(texts):
         wanted.setdefault(letters(text), []).append(text)
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for passage in corpus if wanted else ():
         for text in wanted.pop(letters(passage.whole), ()):
-            found[text] = passage.name
+            names[text] = passage.name
         if not wanted:
             break
-    return found
+    return names
 
 
 def pooled(passages: Iterable[Passage]) -> list[Passage]:
     """The different passages, in the order in which they come, with ids of their content."""
-    found: dict[tuple[str, str], Passage] = {}
-    for each in passages:
-        title, text = each.title, each.text
+    by_text: dict[tuple[str, str], Passage] = {}
+    for passage in passages:
+        title, text = passage.title, passage.text
         # A passage without letters is distinguished from others by its marks.
-        key = (letters(title), letters(text)) if letters(each.whole) else (title, text)
-        if key in found:
+        key = (letters(title), letters(text)) if letters(passage.whole) else (title, text)
+        if key in by_text:
             continue
         words = "-".join(_WORD.findall((title or text).casefold()))[:_LONGEST]
         digest = hashlib.blake2b(f"{title}\0{text}".encode(), digest_size=_DIGITS // 2)
-        found[key] = Passage(f"{words.rstrip('-')}-{digest.hexdigest()}".lstrip("-"), text, title)
-    return [*found.values()]
+        by_text[key] = Passage(f"{words.rstrip('-')}-{digest.hexdigest()}".lstrip("-"), text, title)
+    return [*by_text.values()]

@@ -139,9 +139,9 @@ class ExactIndex:
             part = part._replace(allowed=allowed)
         most = _CPU_BATCH if self._on_cpu else _BATCH
         starts = range(0, len(query_rows), most)
-        found = [self._search(query_rows[start : start + most], k, part) for start in starts]
-        found = found or [ranked(np.zeros((0, 0)), np.zeros((0, 0)), k)]  # there is no query
-        return Hits(*(np.concatenate(leaves) for leaves in zip(*found, strict=True)))
+        parts = [self._search(query_rows[start : start + most], k, part) for start in starts]
+        parts = parts or [ranked(np.zeros((0, 0)), np.zeros((0, 0)), k)]  # there is no query
+        return Hits(*(np.concatenate(leaves) for leaves in zip(*parts, strict=True)))
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         return float_rows(self._vectors, numbers)
@@ -259,7 +259,7 @@ def load(vectors: np.ndarray, layout: Layout, mesh: Mesh) -> Part:
     total = (layout.rows * mesh.size,)
     places = sharding.addressable_devices_indices_map(total)
     needed = layout.rows * layout.width * _BYTES[layout.storage]
-    known = [free for each in places if (free := room(each, len(places))) is not None]
+    known = [free for place in places if (free := room(place, len(places))) is not None]
     free = min(known, default=needed)
     if needed > free:
         helps = [f"storage={name}" for name in STORAGES if _BYTES[name] < _BYTES[layout.storage]]
@@ -413,7 +413,7 @@ def _top(pieces: Sequence[jax.Array], kept: int) -> Best:
         values = jnp.concatenate(pieces, axis=1)
         places = jnp.broadcast_to(jnp.arange(values.shape[1], dtype=jnp.int32), values.shape)
     order = jnp.sort(jax.lax.top_k(values, min(kept, values.shape[1]))[1], axis=1)
-    return Best(*(jnp.take_along_axis(each, order, axis=1) for each in (values, places)))
+    return Best(*(jnp.take_along_axis(a, order, axis=1) for a in (values, places)))
 
 
 def _scored_again(queries: jax.Array, part: Part, groups: jax.Array, plan: Plan) -> Best:

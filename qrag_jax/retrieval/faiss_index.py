@@ -106,19 +106,19 @@ class FaissIndex:
         With a filter an index that is not flat reads all vectors that agree with it: its own search
         would find too few.
         """
-        given, options = query_vectors(queries, self.index.d), {}
+        vectors, options = query_vectors(queries, self.index.d), {}
         if where and not isinstance(self.index, self._faiss.IndexFlat):
-            return scan(self, given, [()] * len(given), None, k, where=where)
+            return scan(self, vectors, [()] * len(vectors), None, k, where=where)
         if where:
             allowed = np.packbits(self.corpus.matching(where), bitorder="little")
             selector = self._faiss.IDSelectorBitmap(allowed)
             options = {"params": self._faiss.SearchParameters(sel=selector)}
 
-        def found(asked: int) -> Hits:
-            scores, numbers = self.index.search(given, asked, **options)
+        def hits_of(asked: int) -> Hits:
+            scores, numbers = self.index.search(vectors, asked, **options)
             return Hits(numbers, scores)
 
-        return past_ties(found, k, len(self.corpus))
+        return past_ties(hits_of, k, len(self.corpus))
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         if self._vectors is None:

@@ -82,9 +82,9 @@ def read_manifest(folder: Path, **wanted: str | int | None) -> Manifest:
             "backup, or delete it and write it again."
         ) from None
     for name, value in wanted.items():
-        if value is not None and (found := getattr(manifest, name)) != value:
+        if value is not None and (actual := getattr(manifest, name)) != value:
             raise InputError(
-                f"{path} has {found!r:.100} in the field {name}, but {value!r} is asked for; give "
+                f"{path} has {actual!r:.100} in the field {name}, but {value!r} is asked for; give "
                 "the corpus, the encoder and the engine that the index was built with, or build "
                 "one of these."
             )
@@ -304,8 +304,8 @@ class IndexAt:
     @property
     def encoder(self) -> str:
         """The digest of what embedded the vectors."""
-        own = self.engine not in (SCAN, HYBRID) and self._has(self.engine)
-        return read_manifest(self.folder / (self.engine if own else EXACT)).encoder
+        has_engine = self.engine not in (SCAN, HYBRID) and self._has(self.engine)
+        return read_manifest(self.folder / (self.engine if has_engine else EXACT)).encoder
 
     def open(self) -> Any:
         """Opens the engine, which is settled: a `protocol.Index`, of vectors a `VectorIndex`."""

@@ -141,11 +141,11 @@ class MultiStepSearch:
                 f"{most}, one number for all questions or one for each."
             )
         size = max(_STATES // self.rules.search.beam, 1)
-        found = []
+        hits = []
         for first in range(0, len(questions), size):
             part = slice(first, first + size)
-            found += self._search(questions[part], limits[part], where)
-        return found
+            hits += self._search(questions[part], limits[part], where)
+        return hits
 
     def cut(self, questions: Sequence[str]) -> list[int]:
         return self.towers.cut(questions)
@@ -185,8 +185,8 @@ class MultiStepSearch:
         if self.rules.per_step == 1:
             best = [beam[0] for beam in beams]
             listed = [[*zip(itertools.count(1), path.taken, path.q)] for path in best]
-        self._read({number for found in listed for _, number, _ in found}, passages)
-        return [[hit_of(step, q, passages[n]) for step, n, q in found] for found in listed]
+        self._read({number for hits in listed for _, number, _ in hits}, passages)
+        return [[hit_of(step, q, passages[n]) for step, n, q in hits] for hits in listed]
 
     def _read(self, numbers: set[int], passages: dict[int, Passage]) -> None:
         new = sorted(numbers - passages.keys())
@@ -205,8 +205,8 @@ class MultiStepSearch:
         """
         order = sorted if self.rules.sort_by_index else tuple
         texts = {
-            number: retriever_config.passage_text(each.title, each.text, self.rules.title_separator)
-            for number, each in passages.items()
+            number: retriever_config.passage_text(p.title, p.text, self.rules.title_separator)
+            for number, p in passages.items()
         }
         read = (tuple(texts[number] for number in order(path.taken)) for path in paths)
         states = self.towers.states([*zip(questions, read, strict=True)])
@@ -219,15 +219,15 @@ class MultiStepSearch:
         else:  # those taken fall out
             asked = min(k + most - 1, len(self.index.corpus))
             hits = self.index.search(Queries(list(questions), states), asked, where)
-        found = []
+        choices = []
         for path, state, numbers, scores in zip(paths, states, *hits, strict=True):
             able = (numbers != NONE) & ~np.isin(numbers, path.taken)
             values, actions = scores[able][:k], numbers[able][:k]
             if self._stop is not None:
                 values = np.append(values, np.float32(state @ self._stop))
                 actions = np.append(actions, len(self.index.corpus))
-            found.append((values, actions))
-        return found
+            choices.append((values, actions))
+        return choices
 
     def _listing(self, path: Path, choices: Choices, listed: list[_Found]) -> Path:
         """The path after a step, which found its best few passages that no step had found.

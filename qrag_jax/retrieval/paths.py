@@ -51,25 +51,25 @@ def best_paths(
         stop: the action that ends a path, and is no passage.
         support: passages that end a path that has taken them all; (): none do.
     """
-    found = [path for path in beam if path.ended]
-    for path, given in zip(beam, choices, strict=True):
-        if path.ended or given is None:
+    paths = [path for path in beam if path.ended]
+    for path, choice in zip(beam, choices, strict=True):
+        if path.ended or choice is None:
             continue
-        values, actions = best_first(*given)
+        values, actions = best_first(*choice)
         if not len(values) or values[0] <= config.threshold:
-            found.append(dataclasses.replace(path, ended=True))
+            paths.append(dataclasses.replace(path, ended=True))
             continue
         scores = _scores(config, path, values.astype(np.float64))
         for action, q, score in zip(actions, values, scores, strict=True):
             if action == stop and q > config.threshold:
-                found.append(dataclasses.replace(path, score=float(score), ended=True))
+                paths.append(dataclasses.replace(path, score=float(score), ended=True))
             elif q > config.threshold:
                 longer = path.longer(int(action), float(q), float(score))
                 ended = bool(support) and {*support} <= {*longer.taken}
-                found.append(dataclasses.replace(longer, ended=ended))
-    found.sort(key=lambda path: -path.score)
+                paths.append(dataclasses.replace(longer, ended=ended))
+    paths.sort(key=lambda path: -path.score)
     distinct: dict[tuple[frozenset[int], bool], Path] = {}
-    for path in found:
+    for path in paths:
         distinct.setdefault((frozenset(path.taken), path.ended), path)
     return list(distinct.values())[: config.beam]
 

@@ -113,15 +113,15 @@ def ranked(numbers: np.ndarray, scores: np.ndarray, k: int) -> Hits:
     )
 
 
-def past_ties(found: Callable[[int], Hits], k: int, most: int) -> Hits:
+def past_ties(search: Callable[[int], Hits], k: int, most: int) -> Hits:
     """The k best by an engine in whose hits those with equal scores come in any order.
 
     More than k are asked for until the score falls, `most` at the most, so that the lowest numbers
-    of a tie are there. `found` gives so many hits of each query, best first.
+    of a tie are there. `search` gives so many hits of each query, best first.
     """
     asked = max(min(k + 1, most), 1)
     while True:
-        numbers, scores = found(asked)
+        numbers, scores = search(asked)
         tied = asked < most and (scores[:, -1] == scores[:, k - 1]) & (numbers[:, -1] != NONE)
         if not np.any(tied):
             return ranked(numbers, scores, k)
@@ -156,7 +156,7 @@ class FusedIndex:
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
         """With a filter, each engine ranks only what agrees with it."""
         hits = [engine.search(queries, DEPTH, where) for engine in self.engines]
-        rows = (fused([row_of(each, query) for each in hits]) for query in range(len(queries)))
+        rows = (fused([row_of(h, query) for h in hits]) for query in range(len(queries)))
         return as_hits([best(*row, k) for row in rows], k)
 
 

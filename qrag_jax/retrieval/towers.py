@@ -184,8 +184,8 @@ class TorchTower:
                 "attention_mask": pad([torch.ones_like(row) for row in ids], batch_first=True),
             }
             with torch.inference_mode():
-                found = self._model(padded)["sentence_embedding"]
-            vectors[chosen] = found.float().cpu().numpy()
+                output = self._model(padded)["sentence_embedding"]
+            vectors[chosen] = output.float().cpu().numpy()
         return vectors
 
 
@@ -209,17 +209,17 @@ class EndpointTower:
             for i in range(0, len(rows), _ROWS)
         ]
         where = f"{self._client.config.url} (model {self._client.config.model})"
-        found: list[tuple[float, ...]] = []
+        vectors_of_rows: list[tuple[float, ...]] = []
         for outcome in self._client.ask_blocking(requests):
             if isinstance(outcome, Failure):
                 raise InputError(
                     f"{where} gives no vectors ({outcome.message}); serve an exported tower there "
                     "with an API for embeddings that takes token ids, as vLLM's does."
                 )
-            found += outcome.vectors
+            vectors_of_rows += outcome.vectors
         if not len(rows):
             return np.zeros((0, self._width), np.float32)
-        vectors = np.array(found, np.float32).reshape(len(rows), -1)
+        vectors = np.array(vectors_of_rows, np.float32).reshape(len(rows), -1)
         lengths = np.linalg.norm(vectors, axis=1)
         if vectors.shape[1] == self._width and np.isfinite(lengths).all():
             if self._scale == 1.0:

@@ -115,7 +115,7 @@ def scan(
     """
     count = len(index.corpus)
     allowed = None if where is None else index.corpus.matching(where)
-    turned = [_turned_back(placement, state, own, count) for state, own in zip(states, taken)]
+    turned = [_turned_back(placement, state, past, count) for state, past in zip(states, taken)]
     nothing = np.zeros((len(states), 0))
     best = ranked(nothing, nothing, k)
     size = max(_BLOCK // max(states.shape[1], 1), 1)
@@ -126,9 +126,9 @@ def scan(
         vectors = index.vectors(numbers)
         if placement is not None and placement.kind != "relative":  # its number
             vectors = rotated(vectors, numbers, placement.theta)
-        scores = np.stack([_scores(own, vectors, numbers) for own in turned])
-        for row, own in zip(scores, taken):
-            row[np.isin(numbers, own)] = -np.inf
+        scores = np.stack([_scores(state, vectors, numbers) for state in turned])
+        for row, past in zip(scores, taken):
+            row[np.isin(numbers, past)] = -np.inf
         # Of equal scores those of earlier blocks stay.
         better = (scores > best.scores[:, -1:]).any(axis=0)
         numbers = np.broadcast_to(numbers[better], (len(scores), better.sum()))
@@ -175,8 +175,8 @@ class ScanIndex:
         self.corpus, self._vectors = corpus, vectors
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        given = query_vectors(queries, self._vectors.shape[1])
-        return scan(self, given, [()] * len(given), None, k, where=where)
+        vectors = query_vectors(queries, self._vectors.shape[1])
+        return scan(self, vectors, [()] * len(vectors), None, k, where=where)
 
     def vectors(self, numbers: Sequence[int] | np.ndarray) -> np.ndarray:
         return float_rows(self._vectors, numbers)
