@@ -45,13 +45,13 @@ def define_flags(argv: Sequence[str]) -> None:
 def main() -> int:
     if not RUNS:
         raise InputError("give the folder of a run, or a log in it, for example runs/quickstart.")
-    paths = [*{os.path.realpath(each): Path(each) for each in RUNS}.values()]
+    paths = [*{os.path.realpath(run): Path(run) for run in RUNS}.values()]
     first = paths[0] / "show.html" if paths[0].is_dir() else paths[0].with_name("show.html")
     out = Path(flags.FLAGS.out or first)
     runs, sections = zip(*(shown(path, flags.FLAGS.episodes) for path in paths), strict=True)
     with_episodes = [section for section in sections if section is not None]
     title = ", ".join(dict.fromkeys(run["title"] for run in runs))
-    episodes = sum(len(each["episodes"]) for each in with_episodes)
+    episodes = sum(len(e["episodes"]) for e in with_episodes)
     about = f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {episodes} episodes."
     html_page = page(title, about, runs, with_episodes)
     with writing(out, "--out"):
@@ -94,13 +94,13 @@ def shown(path: Path, most: int) -> tuple[Data, Data | None]:
 
 def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
     """All metrics that have a finite value, each with at most `POINTS` of its points."""
-    found: dict[str, dict[int, float]] = {}
+    by_name: dict[str, dict[int, float]] = {}
     for line in lines:
         for name, value in line.items():
             if name != "step" and math.isfinite(value):
-                found.setdefault(name, {})[int(line["step"])] = float(f"{value:.6g}")
+                by_name.setdefault(name, {})[int(line["step"])] = float(f"{value:.6g}")
     curves = []
-    for name, points in found.items():
+    for name, points in by_name.items():
         ordered = sorted(points)
         steps = [ordered[at] for at in evaluation.spread(len(ordered), POINTS)]
         curves.append({"name": name, "steps": steps, "values": [points[step] for step in steps]})
@@ -113,7 +113,7 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
     if kind := evaluation.kind_of(log):
         # The log of the untrained weights that goes with this one.
         places = [log.parent.parent / "untrained" / log.name, log.parent / "untrained.jsonl"]
-        others = (each for each in places if not untrained and each.is_file() and each != log)
+        others = (file for file in places if not untrained and file.is_file() and file != log)
         label, early = f"{log.parent.name}/{log.name}", next(others, None)
         read = evaluation.KINDS[kind][0].read
         rows, before = read(log), read(early) if early else []
@@ -146,7 +146,7 @@ def _read_sample(path: Path) -> tuple[str, str, list[Any], list[Any]]:
     """Of the newest step: the kind of rows, the step, its rows and those of step 0."""
     *lines, _ = path.read_bytes().split(b"\n")  # the last line may be being written
     kept = [json.loads(line) for line in lines]
-    kind, last = next(((each["kind"], each["step"]) for each in reversed(kept)), ("chunks", 0))
+    kind, last = next(((line["kind"], line["step"]) for line in reversed(kept)), ("chunks", 0))
 
     def at(step: int) -> list[Any]:
         rows = [line["row"] for line in kept if line["step"] == step]
@@ -176,7 +176,7 @@ def page(title: str, about: str, runs: Sequence[Data], sections: Sequence[Data])
     )
     parts = {"style": style, "script": script, "title": html.escape(title), "data": data}
     hashes = (hashlib.sha256(text.encode()).digest() for text in (style, script))
-    digests = [f"sha256-{base64.b64encode(each).decode()}" for each in hashes]
+    digests = [f"sha256-{base64.b64encode(h).decode()}" for h in hashes]
     # Half a surrogate pair is no text.
     return html_page.format(*digests, **parts).encode("utf-8", "replace")
 

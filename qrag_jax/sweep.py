@@ -286,11 +286,11 @@ def scored(plan: Plan, folder: Path, score: str = "") -> dict[str, Any]:
         assert path is not None  # its summary is there
         questions = question_scores(path, workdir)
         score = score or main_score(path, workdir, questions)
-        own = {name: scores[score] for name, scores in questions.items() if score in scores}
-        if not own:
+        values = {name: scores[score] for name, scores in questions.items() if score in scores}
+        if not values:
             known = dict.fromkeys(name for scores in questions.values() for name in scores)
             raise InputError(f"--score={score}: {run.name} has {', '.join(known)}.")
-        runs[run.settings][run.seed] = own
+        runs[run.settings][run.seed] = values
     return {"score": score, "settings": compared(runs), "not_scored": why_not}
 
 
@@ -302,11 +302,11 @@ def compared(runs: Mapping[str, Mapping[int, Questions]]) -> list[dict[str, Any]
     """
     first, rows = next(iter(runs.values())), list[dict[str, Any]]()
     for settings, by_seed in runs.items():
-        means = {str(seed): float(np.mean([*own.values()])) for seed, own in by_seed.items()}
+        means = {str(seed): float(np.mean([*scores.values()])) for seed, scores in by_seed.items()}
         row = {"settings": settings, **_summary(by_seed)} | ({"by_seed": means} if means else {})
         differences = {
-            seed: {name: own[name] - first[seed][name] for name in own if name in first[seed]}
-            for seed, own in by_seed.items()
+            seed: {name: scores[name] - first[seed][name] for name in scores if name in first[seed]}
+            for seed, scores in by_seed.items()
             if seed in first
         }
         if by_seed is not first and "mean" in (difference := _summary(differences)):
@@ -318,7 +318,7 @@ def compared(runs: Mapping[str, Mapping[int, Questions]]) -> list[dict[str, Any]
 def _summary(by_seed: Mapping[int, Questions]) -> dict[str, Any]:
     """Of the questions that each of the seeds has, if there are any."""
     scores = [*by_seed.values()]
-    common = [name for name in scores[0] if all(name in each for each in scores)] if scores else []
+    common = [name for name in scores[0] if all(name in s for s in scores)] if scores else []
     if not common:
         return {"seeds": [*by_seed]}
     values = np.array([[run[name] for name in common] for run in scores])

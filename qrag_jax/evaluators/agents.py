@@ -54,7 +54,7 @@ def agent_evaluation(
 def agent_row(gold: Sample, episode: Episode) -> AgentRow:
     """The row of an episode, whose question has this gold."""
     ended = episode.ended
-    names = [each.names for each in episode.searches]
+    names = [s.names for s in episode.searches]
     broken = isinstance(ended, Failed)
     answer = "" if isinstance(ended, Failed) else ended.answer
     scores = em_f1(answer, gold)
@@ -68,7 +68,7 @@ def agent_row(gold: Sample, episode: Episode) -> AgentRow:
         f1=0.0 if broken else scores.f1,
         recall=ranking.episode_recall(gold.relevant, names) if gold.relevant else None,
         searches=tuple(
-            {"query": hop.sub_query, "status": hop.status, "answer": hop.answer, "names": list(own)}
-            for hop, own in zip(ended.history, names)
+            {"query": hop.sub_query, "status": hop.status, "answer": hop.answer, "names": list(ids)}
+            for hop, ids in zip(ended.history, names)
         ),
     )

@@ -207,11 +207,11 @@ class TrainingScores:
         shown_scores = f"{_shown(scores)}return {scores['return']:.3f}{lost_text(scores, lost)}"
         line = f"step {step}: {shown_scores} on {len(multi)} questions"
         more: Any = {"episodes": sampler(RETRIEVALS, multi), "q_spread": q_spread(single)}
-        found = Evaluation.of(line, scores, self.best_by, columns, **more)
+        scored = Evaluation.of(line, scores, self.best_by, columns, **more)
         for name, value in single_scores.items():
-            found.metrics[f"eval_single_step/{name}"] = value
-            found.baselines[f"single_step/{name}"] = value
-        return found
+            scored.metrics[f"eval_single_step/{name}"] = value
+            scored.baselines[f"single_step/{name}"] = value
+        return scored
 
     def _returns(
         self, rows: Sequence[Row], asks: Rewards, stop: StopSignal
@@ -233,16 +233,16 @@ class TrainingScores:
             taken = [actions(rows[place], shown[place]) for place in places]
             parts = range(0, len(samples), size)
             asked = [asks.begin(samples[at : at + size], taken[at : at + size]) for at in parts]
-            found = list[tuple[float, bool] | None]()
-            for episode in (each for part in asked for each in asks.wait(part, stop)):
+            returns = list[tuple[float, bool] | None]()
+            for episode in (e for part in asked for e in asks.wait(part, stop)):
                 if not isinstance(episode, Failure):
-                    each = (self.gamma**t * reward for t, reward in enumerate(episode.rewards))
-                    found.append((sum(each), False))
+                    terms = (self.gamma**t * reward for t, reward in enumerate(episode.rewards))
+                    returns.append((sum(terms), False))
                 else:
-                    found.append(None if episode.cause in INFRASTRUCTURE else (0.0, True))
-            return found
+                    returns.append(None if episode.cause in INFRASTRUCTURE else (0.0, True))
+            return returns
 
-        scored = [each for each in of_all_hosts(len(rows), ask) if each is not None]
+        scored = [r for r in of_all_hosts(len(rows), ask) if r is not None]
         return [ret for ret, _ in scored], sum(broken for _, broken in scored)
 
 

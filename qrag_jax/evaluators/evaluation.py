@@ -103,7 +103,7 @@ def _chunks(row: logs.Row, settings: Settings) -> Episode:
         for i, text in zip(row.sf_idx, row.sf_texts)
         if i not in row.pred_idx
     ]
-    found, regret = count - len({each.name for each in missed}), None
+    hits, regret = count - len({m.name for m in missed}), None
     if row.ret is not None and count:
         regret = best_return(count, settings) - row.ret
         regret = 0.0 if abs(regret) < _NOISE else regret
@@ -111,10 +111,10 @@ def _chunks(row: logs.Row, settings: Settings) -> Episode:
         (row.id,),
         row.question,
         steps,
-        answers=[each for each in (row.answer, *row.aliases) if each],
-        facts=[("gold chunks taken", f"{found} of {count}" if count else "not known")],
+        answers=[alias for alias in (row.answer, *row.aliases) if alias],
+        facts=[("gold chunks taken", f"{hits} of {count}" if count else "not known")],
         missed=missed,
-        solved=found == count if count else None,
+        solved=hits == count if count else None,
         hops=count or None,
         score=row.ret,
         regret=regret,
@@ -138,7 +138,7 @@ def _tokens(row: logs.Prediction, settings: Settings) -> Episode:
         head += ["trained" if kind == "trained" else "not trained"]
         head += [] if turn["finish"] == "stop" else ["cut off"]
         head += [f"weights {turn['version']}"] if turn["version"] else []
-        log_probs = [round(each, 4) for each in turn["log_probs"]]
+        log_probs = [round(p, 4) for p in turn["log_probs"]]
         steps.append(Step(head, None, texts["sampled"], (), sampled, log_probs, kind))
     ended = [played["status"], facts.get("message", "")]
     ended += [", ".join(f"{name} {count}" for name, count in facts.get("tally", {}).items())]
@@ -162,9 +162,9 @@ def _hops(row: logs.Searched, settings: Settings) -> Episode:
     steps, gold = [], {*row.pages, *row.gold}
     for hop in row.hops:
         pairs = hop.found or [(name, None) for name in hop.pool]
-        found = [Found(n, score, n in gold, row.texts.get(n, "")) for n, score in pairs]
+        results = [Found(n, score, n in gold, row.texts.get(n, "")) for n, score in pairs]
         head = [*filter(None, [hop.outcome]), _scores(hop.scores)]
-        steps.append(Step(head, hop.query, found=found))
+        steps.append(Step(head, hop.query, found=results))
     return Episode(
         (row.id,),
         row.question,
@@ -183,8 +183,8 @@ def _agents(row: logs.AgentRow, settings: Settings) -> Episode:
     for search in row.searches:
         read = search.get("answer")
         text = f"read as the answer of this search: {read}" if read else ""
-        found = [*map(Found, search["names"])]
-        steps.append(Step([search["status"]], search["query"], text, found))
+        results = [*map(Found, search["names"])]
+        steps.append(Step([search["status"]], search["query"], text, results))
     return Episode(
         (row.id,),
         row.question,
@@ -200,9 +200,9 @@ def _agents(row: logs.AgentRow, settings: Settings) -> Episode:
 
 
 def _rewrites(row: logs.RewriteRow, settings: Settings) -> Episode:
-    text, found = f"the model wrote: {row.text}" if row.text else "", row.found or ()
-    head = [row.outcome, f"{row.sampled} tokens", f"{len(found)} found"]
-    step = Step(head, row.query, text, [Found(*pair) for pair in found[:_MOST_REWRITTEN]])
+    text, results = f"the model wrote: {row.text}" if row.text else "", row.found or ()
+    head = [row.outcome, f"{row.sampled} tokens", f"{len(results)} found"]
+    step = Step(head, row.query, text, [Found(*pair) for pair in results[:_MOST_REWRITTEN]])
     return Episode((row.id, row.collection), row.original, [step])
 
 
@@ -230,13 +230,13 @@ def episodes_of(
 ) -> list[Episode]:
     """The episodes of rows of one kind, with those of the untrained model's rows next to them."""
     (_, view), settings = KINDS[kind], settings or {}
-    early = {each.key: each for each in (view(row, settings) for row in before)}
+    early = {e.key: e for e in (view(row, settings) for row in before)}
     episodes = [view(row, settings) for row in rows]
-    best = max((each.score for each in episodes if each.score is not None), default=0.0)
-    for each in episodes:
-        each.before = early.get(each.key)
-        if kind == logs.PREDICTIONS.name and each.score is not None:
-            each.regret = best - each.score
+    best = max((e.score for e in episodes if e.score is not None), default=0.0)
+    for e in episodes:
+        e.before = early.get(e.key)
+        if kind == logs.PREDICTIONS.name and e.score is not None:
+            e.regret = best - e.score
     return episodes
 
 
@@ -261,7 +261,7 @@ def newest_log(folder: Path) -> Path | None:
     def worth(log: Path) -> tuple[Any, ...]:
         label = log.stem if log.parent in (folder, folder / "eval") else log.parent.name
         is_beside = log.name.startswith(_BESIDE)
-        step = int(found[1]) if (found := _CHECKPOINT.fullmatch(label)) else -1
+        step = int(match[1]) if (match := _CHECKPOINT.fullmatch(label)) else -1
         of = step > 0, step == 0, label not in UNTRAINED
         return *of, not is_beside, log.stat().st_mtime, log.name
 
@@ -322,7 +322,7 @@ def sampler(
     def sample(most: int) -> EpisodeSample:
         rows = [row_of(played[place]) for place in spread(len(played), most)]
         kept, words = [*filter(_is_finite, rows)], words_of(log.name)
-        parts = [_text(each, words) for each in episodes_of(log.name, kept)]
+        parts = [_text(e, words) for e in episodes_of(log.name, kept)]
         return EpisodeSample(log.name, [log.to_json(row) for row in kept], "\n\n".join(parts))
 
     return sample
@@ -346,19 +346,19 @@ def _text(episode: Episode, words: Mapping[str, str]) -> str:
         parts.append(f"right: {' / '.join(episode.answers)}")
     lines = [episode.question, "; ".join(parts)]
 
-    def add(mark: str, found: Found) -> None:
-        score = "" if found.score is None else f"{words['found']} {found.score:.3f}, ".lstrip()
-        gold = "GOLD " if found.gold else ""
-        lines.append(f"- {mark}{gold}{score}{found.name}: {found.text}")
+    def add(mark: str, hit: Found) -> None:
+        score = "" if hit.score is None else f"{words['found']} {hit.score:.3f}, ".lstrip()
+        gold = "GOLD " if hit.gold else ""
+        lines.append(f"- {mark}{gold}{score}{hit.name}: {hit.text}")
 
     # The first text that is observed is the prompt, the same in all episodes.
-    steps = [each for n, each in enumerate(episode.steps) if n or each.kind != "observed"]
+    steps = [s for n, s in enumerate(episode.steps) if n or s.kind != "observed"]
     for number, step in enumerate(steps, start=1):
         lines.append(f"{number}. {'; '.join([*step.head, step.query or '', step.text])}")
-        for each in step.found[:_MOST_FOUND]:
-            add("", each)
-    for each in episode.missed:
-        add("not found: ", each)
+        for hit in step.found[:_MOST_FOUND]:
+            add("", hit)
+    for hit in episode.missed:
+        add("not found: ", hit)
     return "\n".join(f"    {' '.join(line.split())[:LONGEST]}" for line in lines)
 
 

@@ -45,12 +45,12 @@ def tool_evaluation(
         unused: counts that are always 0 in this training.
     """
     rows = []
-    for each in played:
-        if REWARD in each.parts:
-            sampled = sum(len(turn.sampled) for segment in each.segments for turn in segment)
-            tally = {**each.facts["tally"], "sampled_tokens": sampled}
-            rows.append(episode_columns(each.parts, tally, each.status))
-    columns = {name: each for name, each in columns_of(rows).items() if name not in unused}
+    for t in played:
+        if REWARD in t.parts:
+            sampled = sum(len(turn.sampled) for segment in t.segments for turn in segment)
+            tally = {**t.facts["tally"], "sampled_tokens": sampled}
+            rows.append(episode_columns(t.parts, tally, t.status))
+    columns = {name: column for name, column in columns_of(rows).items() if name not in unused}
     scores = {best_by: 0.0, REWARD: 0.0} | means(columns)
     scores["failed_share"] = 1 - len(rows) / len(played) if played else 0.0
     shown = (*_SHOWN, "failed_share") if "searches" in scores else [*scores]
@@ -68,13 +68,13 @@ def episode_columns(
     parts: Mapping[str, float], tally: Mapping[str, Any], status: str
 ) -> dict[str, float]:
     """The parts of the reward of an episode, and its counts."""
-    found = {**parts, "turns": float(tally["turns"]), "truncated": float(status == TRUNCATED)}
+    row = {**parts, "turns": float(tally["turns"]), "truncated": float(status == TRUNCATED)}
     if "searches" in tally:  # with our own tools
-        found["searches"], found["completed"] = float(tally["searches"]), float(tally["completed"])
-        found["malformed"] = float(tally["malformed"] + tally["unknown_tool"])
-        found["calls"] = float(tally["calls"])
-        found["failed_calls"] = float(tally["failed_calls"])
-    return found | {"sampled_tokens": float(tally["sampled_tokens"])}
+        row["searches"], row["completed"] = float(tally["searches"]), float(tally["completed"])
+        row["malformed"] = float(tally["malformed"] + tally["unknown_tool"])
+        row["calls"] = float(tally["calls"])
+        row["failed_calls"] = float(tally["failed_calls"])
+    return row | {"sampled_tokens": float(tally["sampled_tokens"])}
 
 
 # ---------------------------------------------------------------- query writers
@@ -152,9 +152,9 @@ def rewrite_evaluation(
         f"{len(tasks)} queries"
     )
     kept = sampler(REWRITES, rows)
-    found = Evaluation.of(line, scores, best_by, columns, episodes=kept)
-    found.baselines.update({f"original/{name}": value for name, value in baselines.items()})
-    return found
+    scored = Evaluation.of(line, scores, best_by, columns, episodes=kept)
+    scored.baselines.update({f"original/{name}": value for name, value in baselines.items()})
+    return scored
 
 
 def measured(rows: Sequence[RewriteRow], measures: Sequence[str]) -> WayScores:
@@ -182,7 +182,7 @@ def shape_of_rows(tasks: Sequence[Sample], rows: Sequence[RewriteRow]) -> dict[s
         "format": _mean([float(bool(row.query)) for _, row in kept]),
         "readable": _mean([float(row.outcome == REWRITTEN) for _, row in kept]),
         "sampled_tokens": _mean([float(row.sampled) for _, row in kept]),
-        **{name: _mean([each[name] for each in guards]) for name in GUARD_MEASURES},
+        **{name: _mean([g[name] for g in guards]) for name in GUARD_MEASURES},
     }
 
 
@@ -212,21 +212,21 @@ def played_row(task: Sample, episode: Episode, speech: Speech, form: str = "") -
         query = read_output(text, form, cut_off=cut_off)[0] if form else ""
         return dataclasses.replace(row, query=query, outcome=ended.cause)
     assert isinstance(ended, Found)
-    found = _scored(ended.found)
-    return dataclasses.replace(row, query=ended.answer, outcome=ended.outcome, found=found)
+    hits = _scored(ended.found)
+    return dataclasses.replace(row, query=ended.answer, outcome=ended.outcome, found=hits)
 
 
-def searched_row(task: Sample, query: str, found: Sequence[Document] | Failure) -> RewriteRow:
+def searched_row(task: Sample, query: str, hits: Sequence[Document] | Failure) -> RewriteRow:
     """The row of a query that no model wrote."""
     asked = task.id, task.collection, task.question
     row = RewriteRow(*asked, query, grades=dict(task.grades))
-    if isinstance(found, Failure):
-        return dataclasses.replace(row, outcome=found.cause)
-    return dataclasses.replace(row, found=_scored(found))
+    if isinstance(hits, Failure):
+        return dataclasses.replace(row, outcome=hits.cause)
+    return dataclasses.replace(row, found=_scored(hits))
 
 
 def _scored(documents: Sequence[Document]) -> tuple[tuple[str, float], ...]:
-    return tuple((each.id, float(each.score)) for each in documents)
+    return tuple((d.id, float(d.score)) for d in documents)
 
 
 # ---------------------------------------------------------------- ways together

@@ -116,11 +116,11 @@ def fitted(question: Question, generation: Generation) -> prompts.Fitted | Failu
 def read_answer(
     question: Question, outcome: Outcome, generation: Generation
 ) -> tuple[str, Scores] | Failure:
-    found = outcome if isinstance(outcome, Failure) else generation.final_answer(outcome)
-    if isinstance(found, Failure):
-        return found
-    scored = answers.score(question.rule, question.id, question.question, found, question.gold)
-    return found, scored
+    answer = outcome if isinstance(outcome, Failure) else generation.final_answer(outcome)
+    if isinstance(answer, Failure):
+        return answer
+    scored = answers.score(question.rule, question.id, question.question, answer, question.gold)
+    return answer, scored
 
 
 def judge_request(
@@ -152,14 +152,14 @@ def model_rewards(
     """
     field = METRICS[metric]
     filled = [fitted(question, how) for question in questions]
-    fits = [each for each in filled if not isinstance(each, Failure)]
-    requests = [how.request(each.messages, how.reads_answer) for each in fits]
+    fits = [f for f in filled if not isinstance(f, Failure)]
+    requests = [how.request(f.messages, how.reads_answer) for f in fits]
     came = iter(ask(requests) if requests else [])
     rewards: list[Reward] = []
     judged: dict[int, ChatRequest] = {}
     judge = None if field else prompts.load(JUDGE)
-    for place, (question, each) in enumerate(zip(questions, filled, strict=True)):
-        read = read_answer(question, each if isinstance(each, Failure) else next(came), how)
+    for place, (question, prompt) in enumerate(zip(questions, filled, strict=True)):
+        read = read_answer(question, prompt if isinstance(prompt, Failure) else next(came), how)
         if isinstance(read, Failure):
             rewards.append(read)
             continue
@@ -220,9 +220,9 @@ def open_service(
             yield rewards
 
 
-def metrics_of_all(own: Counters) -> dict[str, float]:
+def metrics_of_all(counters: Counters) -> dict[str, float]:
     """The counters of all hosts' clients together, as metrics; all hosts call this together.
 
     Counts, tokens and seconds are sums; percentiles are those of all latencies.
     """
-    return Counters(sums_of_all(own)).as_metrics()
+    return Counters(sums_of_all(counters)).as_metrics()

@@ -72,13 +72,13 @@ _DECIMALS = 9
 
 def in_order(tries: Iterable[Try]) -> list[Try]:
     """The scored tries, in the order of state, prompt and draw."""
-    scored = (each for each in tries if each.scored)
-    return sorted(scored, key=lambda each: (each.at, each.variant, each.draw))
+    scored = (t for t in tries if t.scored)
+    return sorted(scored, key=lambda t: (t.at, t.variant, t.draw))
 
 
-def level_of(each: Try) -> float:
-    assert each.reward is not None
-    return round(each.reward, _DECIMALS)
+def level_of(tried: Try) -> float:
+    assert tried.reward is not None
+    return round(tried.reward, _DECIMALS)
 
 
 def by_level(tries: Iterable[Try]) -> list[list[Try]]:
@@ -147,11 +147,11 @@ def choose(tries: Sequence[Try], seed: Sequence[int]) -> Try | None:
     at one hop, does not matter. `seed` is what the draw is of: (seed, iteration, hop, question).
     """
     # An average precision is exactly 1 only if all gold pages come first.
-    going = [each for each in in_order(tries) if each.outcome == SEARCHED and each.scores[AP] != 1]
+    going = [t for t in in_order(tries) if t.outcome == SEARCHED and t.scores[AP] != 1]
     if not going:
         return None
     levels = by_level(going)
-    weights = [math.fsum(each.scores[AP] for each in level) / len(level) for level in levels]
+    weights = [math.fsum(t.scores[AP] for t in level) / len(level) for level in levels]
     weights[-1] += _BONUS
     sums = [*itertools.accumulate(weights)]
     spot = uniform("level", seed) * sums[-1]
@@ -230,22 +230,22 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
     levels = by_level(scored)
     dropped = [*map(normalised_query, config.degenerate)]
     ascending = [
-        each
-        for each in itertools.chain(*levels)
-        if not any(text in normalised_query(each.query) for text in dropped)
+        t
+        for t in itertools.chain(*levels)
+        if not any(text in normalised_query(t.query) for text in dropped)
     ]
     best: dict[str, Try] = {}
-    for each in ascending:
-        text = normalised_query(each.query)
-        if text not in best or level_of(each) > level_of(best[text]):
+    for t in ascending:
+        text = normalised_query(t.query)
+        if text not in best or level_of(t) > level_of(best[text]):
             best.pop(text, None)  # so that queries stay in ascending order
-            best[text] = each
+            best[text] = t
     queries = tuple(best.values())
     reason, target = UNSCORED, None
     pairs: tuple[Pair, ...] = ()
     if len(levels) == 1:
-        none = all(each.scores[RECALL] == 0 for each in scored)
-        all_gold = all(each.scores[ALL_GOLD] == 1 for each in scored)
+        none = all(t.scores[RECALL] == 0 for t in scored)
+        all_gold = all(t.scores[ALL_GOLD] == 1 for t in scored)
         reason = ALL_SOLVED if all_gold else ALL_ZERO if none else TIED
     elif levels:
         pairs = tuple(_adjacent(queries))
@@ -279,24 +279,24 @@ def _adjacent(queries: Sequence[Try]) -> Iterator[Pair]:
 
 def report_of(states: Sequence[StatePairs]) -> str:
     """What the states of an iteration came to; queries are a mean over those with a scored try."""
-    scored = max(sum(each.reason != UNSCORED for each in states), 1)
+    scored = max(sum(s.reason != UNSCORED for s in states), 1)
     return (
-        f"{sum(len(each.pairs) for each in states)} pairs and "
-        f"{sum(each.target is not None for each in states)} best queries of {len(states)} states "
-        f"({_reasons(states)}), {sum(len(each.queries) for each in states) / scored:.2f} "
+        f"{sum(len(s.pairs) for s in states)} pairs and "
+        f"{sum(s.target is not None for s in states)} best queries of {len(states)} states "
+        f"({_reasons(states)}), {sum(len(s.queries) for s in states) / scored:.2f} "
         "different queries a state"
     )
 
 
 def _reasons(states: Sequence[StatePairs]) -> str:
-    counts = collections.Counter(each.reason for each in states)
+    counts = collections.Counter(s.reason for s in states)
     return ", ".join(f"{name} {counts[name]}" for name in REASONS if counts[name])
 
 
 def check_found(tries: Sequence[Try]) -> None:
     """Refuses tries none of which found anything: then no reward tells queries apart."""
-    scored = [each for each in tries if each.scored]
-    if scored and all(each.scores[RECALL] == 0 for each in scored):
+    scored = [t for t in tries if t.scored]
+    if scored and all(t.scores[RECALL] == 0 for t in scored):
         raise InputError(
             f"none of {len(scored)} tries with a score found a gold page; see whether the corpus "
             "(config.search.index) and the gold pages of the questions (config.search.gold_by) "
@@ -306,7 +306,7 @@ def check_found(tries: Sequence[Try]) -> None:
 
 def check_pairs(states: Sequence[StatePairs]) -> None:
     """Refuses tries from which no preference can be learned."""
-    if not any(each.reason == PAIRED for each in states):
+    if not any(s.reason == PAIRED for s in states):
         raise InputError(
             f"no state of {len(states)} has pairs ({_reasons(states)}); where all tries are worth "
             "the same, raise config.sampling.temperature, or take more samples or other questions; "

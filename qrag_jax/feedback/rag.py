@@ -56,13 +56,13 @@ OF_EPISODE: dict[str, Callable[[str, Sample, ranking.Found], float]] = {
         else answers.sub_em(answer, gold.answers)
     ),
     "rouge_l": lambda answer, gold, _: answers.rouge_l(answer, whole_answers(gold)),
-    "recall": lambda _, gold, found: ranking.episode_recall(gold.relevant, found),
-    "ndcg": lambda _, gold, found: ranking.episode_ndcg(gold.relevant, found),
+    "recall": lambda _, gold, hops: ranking.episode_recall(gold.relevant, hops),
+    "ndcg": lambda _, gold, hops: ranking.episode_ndcg(gold.relevant, hops),
 }
 OF_HOPS: dict[str, Callable[[Sample, ranking.Found], tuple[float, ...]]] = {
-    "hop_recall": lambda gold, found: ranking.hop_recall(gold.relevant, found),
-    "hop_ndcg": lambda gold, found: ranking.hop_ndcg(gold.relevant, found),
-    "novelty": lambda gold, found: ranking.novelty(found),
+    "hop_recall": lambda gold, hops: ranking.hop_recall(gold.relevant, hops),
+    "hop_ndcg": lambda gold, hops: ranking.hop_ndcg(gold.relevant, hops),
+    "novelty": lambda gold, hops: ranking.novelty(hops),
 }
 NAMES = (*OF_EPISODE, LLM, *OF_HOPS, RELEVANCE)
 _OF_GOLD_PASSAGES = ("recall", "ndcg", "hop_recall", "hop_ndcg")
@@ -99,9 +99,9 @@ class Mixture:
         """Reads "f1=1,recall=0.5"; a name alone has the weight 1."""
         weights: dict[str, float] = {}
         for part in filter(None, map(str.strip, text.split(","))):
-            name, given, number = (each.strip() for each in part.partition("="))
+            name, equals, number = (word.strip() for word in part.partition("="))
             try:
-                weight = float(number) if given else 1.0
+                weight = float(number) if equals else 1.0
             except ValueError:
                 raise InputError(
                     f"config.reward.mixture has {part!r}; write NAME=NUMBER, such as f1=1."
@@ -126,7 +126,7 @@ class Mixture:
         self,
         gold: Sample,
         ended: Ended,
-        found: ranking.Found,
+        hops: ranking.Found,
         llm: float | Failure | None = None,
         relevance: Sequence[float | Failure] = (),
     ) -> Scored | Failure:
@@ -140,9 +140,9 @@ class Mixture:
         episode, of_hops = {}, {}
         for name in self.weights:
             if name in OF_EPISODE:
-                episode[name] = OF_EPISODE[name](ended.answer, gold, found)
+                episode[name] = OF_EPISODE[name](ended.answer, gold, hops)
             elif name in OF_HOPS:
-                of_hops[name] = OF_HOPS[name](gold, found)
+                of_hops[name] = OF_HOPS[name](gold, hops)
             elif name == LLM:
                 verdict = llm if answers.normalise(ended.answer) else 0.0
                 if isinstance(verdict, Failure):
@@ -150,10 +150,10 @@ class Mixture:
                 assert verdict is not None
                 episode[name] = verdict
             else:
-                if failed := [each for each in relevance if isinstance(each, Failure)]:
+                if failed := [r for r in relevance if isinstance(r, Failure)]:
                     return failed[0]
-                of_hops[name] = tuple(each for each in relevance if not isinstance(each, Failure))
-        return Scored(episode, of_hops, len(found))
+                of_hops[name] = tuple(r for r in relevance if not isinstance(r, Failure))
+        return Scored(episode, of_hops, len(hops))
 
     def total(self, scored: Scored) -> float:
         """The weighted sum of all rewards of an episode."""

@@ -88,39 +88,39 @@ class Patience:
     def play(self, starts: Sequence[Any], play: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
         """The episodes of these starts, of which at most the allowed share is broken."""
 
-        def retry(found: list[Any], places: list[int]) -> list[Any]:
+        def retry(items: list[Any], places: list[int]) -> list[Any]:
             again = dict(zip(places, play([starts[place] for place in places]), strict=True))
-            return [again.get(place, each) for place, each in enumerate(found)]
+            return [again.get(place, e) for place, e in enumerate(items)]
 
         return self.few_failed(play(starts), retry)
 
-    def few_failed(self, found: list[T], retry: Callable[[list[T], list[int]], list[T]]) -> list[T]:
+    def few_failed(self, items: list[T], retry: Callable[[list[T], list[int]], list[T]]) -> list[T]:
         """What was found, tried again until at most the allowed share has failed, or `ended` so.
 
         `retry` takes all of it and the places of the failures, and gives all of it. Raises
         `FeedbackLost` where too many would fail again.
         """
-        seconds, most = FIRST_PAUSE, self.most * len(found)
+        seconds, most = FIRST_PAUSE, self.most * len(items)
         while True:
-            ends: list[Any] = [getattr(each, "ended", each) for each in found]
+            ends: list[Any] = [getattr(e, "ended", e) for e in items]
             places = [place for place, end in enumerate(ends) if isinstance(end, self.broken)]
             if len(places) <= most:
-                return found
+                return items
             failed = [ends[place] for place in places]
-            hopeless = [each for each in failed if each.cause in self.hopeless]
+            hopeless = [e for e in failed if e.cause in self.hopeless]
             if len(hopeless) > most:
                 raise FeedbackLost(
-                    f"{len(hopeless)} of {len(found)} episodes {self.what}, and {self.again} would "
+                    f"{len(hopeless)} of {len(items)} episodes {self.what}, and {self.again} would "
                     f"change nothing ({_causes(hopeless)}); {self.remedy}"
                 )
             self.log(
-                f"paused: {len(failed)} of {len(found)} episodes {self.what} "
+                f"paused: {len(failed)} of {len(items)} episodes {self.what} "
                 f"({_causes(failed)}); {self.again} in {seconds:.0f} s. Stopped and "
                 "given again, the command goes on from here, with other values of config.llm too."
             )
             pause(seconds, self.watch)
             seconds = min(2 * seconds, LONGEST_PAUSE)
-            found = retry(found, places)
+            items = retry(items, places)
 
 
 def _causes(failed: Sequence[Any]) -> str:
@@ -255,8 +255,8 @@ class Rewards:
         parts = [parts_asked(chunks, self.settings.completion_threshold) for chunks in taken]
         questions = [
             self.question(sample, part)
-            for sample, each in zip(samples, parts, strict=True)
-            for part in each
+            for sample, requests in zip(samples, parts, strict=True)
+            for part in requests
         ]
         future = self._pool.submit(self.score, questions)
         return Asked(questions, future, [*map(len, taken)], [*map(len, parts)])
@@ -291,17 +291,17 @@ class Rewards:
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _passing(self, questions: Sequence[Any], known: Sequence[Reward]) -> list[Reward]:
-        failed = [(n, each) for n, each in enumerate(known) if isinstance(each, Failure)]
-        lost = [n for n, each in failed if each.cause not in PERMANENT]
-        found = dict(zip(lost, self.score([questions[n] for n in lost]), strict=True))
-        return [found.get(place, reward) for place, reward in enumerate(known)]
+        failed = [(n, r) for n, r in enumerate(known) if isinstance(r, Failure)]
+        lost = [n for n, r in failed if r.cause not in PERMANENT]
+        again = dict(zip(lost, self.score([questions[n] for n in lost]), strict=True))
+        return [again.get(place, reward) for place, reward in enumerate(known)]
 
 
 def sums_of_all(counts: Mapping[str, float]) -> dict[str, float]:
     """Sums over the hosts, each of which has names of its own; all hosts call this together."""
     total = Counter[str]()
-    for own in hosts.values_of_each(dict(counts)):
-        total.update(own)
+    for counted in hosts.values_of_each(dict(counts)):
+        total.update(counted)
     return {name: float(count) for name, count in total.items()}
 
 
@@ -351,7 +351,7 @@ def open_own(
         return reward.scale * value
 
     rewards = Rewards(
-        lambda every: [one(*each) for each in every],
+        lambda every: [one(*q) for q in every],
         lambda sample, taken: (sample, taken),
         reward,
         log,

@@ -123,13 +123,13 @@ class RewriteReward:
                 f"{ANSWER_RANK} needs; give answers, or use {', '.join(OF_GRADES)}."
             )
 
-    def measure(self, task: Sample, found: Sequence[Document]) -> float:
+    def measure(self, task: Sample, hits: Sequence[Document]) -> float:
         """The measure of documents, best first, in [0, 1]."""
         measure, k = self.config.measure, self.config.k
         if measure == ANSWER_RANK:
-            place = answer_place((each.text for each in found[:k]), task.answers)
+            place = answer_place((d.text for d in hits[:k]), task.answers)
             return 1 / place if place else 0.0
-        return ranking.MEASURES[measure]([each.id for each in found], dict(task.grades), k)
+        return ranking.MEASURES[measure]([d.id for d in hits], dict(task.grades), k)
 
     def of(self, task: Sample, ended: Searched, original: float) -> dict[str, float]:
         """The parts of the reward of one episode.
@@ -213,12 +213,12 @@ def guard_measures(original: str, query: str, answers: Sequence[str]) -> dict[st
     """
     before, after = _query_words(original), _query_words(query)
     known, written = set(before), set(after)
-    leaked = any(has_answer(query, [each]) and not has_answer(original, [each]) for each in answers)
+    leaked = any(has_answer(query, [a]) and not has_answer(original, [a]) for a in answers)
     return {
         "answer_in_query": float(leaked),
         "repetition": 1 - len(written) / len(after) if after else 0.0,
-        "kept_words": sum(each in written for each in before) / len(before) if before else 1.0,
-        "new_words": sum(each not in known for each in after) / len(after) if after else 0.0,
+        "kept_words": sum(w in written for w in before) / len(before) if before else 1.0,
+        "new_words": sum(w not in known for w in after) / len(after) if after else 0.0,
         "query_words": float(len(query.split())),
         "echo": float(_in_order(query) == _in_order(original)),
     }
@@ -230,8 +230,8 @@ def _in_order(text: str) -> list[str]:
 
 
 def _query_words(text: str) -> list[str]:
-    found = _WORD.findall(_FIELD.sub(" ", _plain(text)))
-    return [each.casefold() for each in found if each not in _OPERATORS]
+    words = _WORD.findall(_FIELD.sub(" ", _plain(text)))
+    return [w.casefold() for w in words if w not in _OPERATORS]
 
 
 def _plain(text: str) -> str:

@@ -171,8 +171,8 @@ def kind_of(sample_id: str) -> tuple[str, int]:
 
     Of other ids it is "", and hops that the id does not tell are 0.
     """
-    found = _ID.match(sample_id)
-    return (found[1] or found[2], int(found[3] or 0)) if found else ("", 0)
+    match = _ID.match(sample_id)
+    return (match[1] or match[2], int(match[3] or 0)) if match else ("", 0)
 
 
 def score(
@@ -230,7 +230,7 @@ _WORDS = _Words()
 
 def worded(answers: Iterable[str]) -> list[str]:
     """The answers that a passage can hold: they have words, and are not yes or no."""
-    return [each for each in answers if normalise(each) not in WORDLESS | {""}]
+    return [a for a in answers if normalise(a) not in WORDLESS | {""}]
 
 
 def answer_places(texts: Iterable[str], answers: Iterable[str]) -> Iterator[int]:
@@ -240,7 +240,7 @@ def answer_places(texts: Iterable[str], answers: Iterable[str]) -> Iterator[int]
     Unicode, on which "(1962–1970)" has two; in scripts without blanks each letter is one. An answer
     without a word is in no text.
     """
-    both = ((normalise(each), _unicode_words(each)) for each in answers)
+    both = ((normalise(a), _unicode_words(a)) for a in answers)
     forms = {f" {form} " for pair in both for form in pair if form}
     for index, text in enumerate(texts if forms else ()):
         if any(form in _words(text) for form in forms):

@@ -73,8 +73,8 @@ def crossed_interval(values: NDArray[np.floating]) -> tuple[float, float, float]
         of_rows = draws.multinomial(rows, np.full(rows, 1 / rows), size)
         of_columns = draws.multinomial(columns, np.full(columns, 1 / columns), size)
         means.append(np.einsum("br,rc,bc->b", of_rows, data, of_columns, optimize=True))
-    found = np.concatenate(means) / data.size
-    low, high = np.quantile(found, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
+    drawn = np.concatenate(means) / data.size
+    low, high = np.quantile(drawn, [(1 - _LEVEL) / 2, (1 + _LEVEL) / 2])
     return float(data.mean()), float(low), float(high)
 
 
@@ -131,15 +131,15 @@ def score_table(
     """
     counts = counts or {}
 
-    def cells(own: Mapping[str, Any], missing: str, *, sign: bool = False) -> list[str]:
-        return [interval_text(own[name], sign) if name in own else missing for name in columns]
+    def cells(row: Mapping[str, Any], missing: str, *, sign: bool = False) -> list[str]:
+        return [interval_text(row[name], sign) if name in row else missing for name in columns]
 
     lines = [[title, *columns, *counts]]
-    for name, own in scores:
-        counted = (form.format_map(own) for form in counts.values())
-        lines.append([name, *cells(own, "-" if own else ""), *counted])
-    for name, own in gains:
-        lines.append([name, *cells(own, "", sign=True), *("" for _ in counts)])
+    for name, row in scores:
+        counted = (form.format_map(row) for form in counts.values())
+        lines.append([name, *cells(row, "-" if row else ""), *counted])
+    for name, row in gains:
+        lines.append([name, *cells(row, "", sign=True), *("" for _ in counts)])
     return columns_text(lines)
 
 

@@ -71,8 +71,8 @@ def score_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
     columns["steps"] = [float(len(row.pred_idx)) for row in rows]
     if len(known) < len(rows):
         asked = [(row, worded((row.answer, *row.aliases))) for row in rows]
-        found = [answer_place(row.pred_texts, answers) for row, answers in asked if answers]
-        columns["answer_found"] = [float(place > 0) for place in found]
+        places = [answer_place(row.pred_texts, answers) for row, answers in asked if answers]
+        columns["answer_found"] = [float(place > 0) for place in places]
     columns["return"] = [row.ret for row in rows if row.ret is not None]
     return {name: values for name, values in columns.items() if values}
 
@@ -154,13 +154,13 @@ def chunk_filter(name: str, parameters: Mapping[str, Any] | None = None) -> Filt
     if name not in FILTERS:
         raise InputError(f"the chunk filter {name!r} is unknown; use one of {', '.join(FILTERS)}")
     function, parameter = FILTERS[name]
-    given = {key: value for key, value in (parameters or {}).items() if value is not None}
-    finite = all(map(math.isfinite, given.values())) and given.get("steps", 0) >= 0
-    if [*given] != [parameter] * (parameter is not None) or not finite:
+    options = {key: value for key, value in (parameters or {}).items() if value is not None}
+    finite = all(map(math.isfinite, options.values())) and options.get("steps", 0) >= 0
+    if [*options] != [parameter] * (parameter is not None) or not finite:
         kinds = {"threshold": "a finite threshold", "steps": "steps of 0 or more"}
         needs = f"needs {kinds[parameter]}, and no more" if parameter else "takes no number"
-        raise InputError(f"the chunk filter {name} {needs}; it has {given or 'none'}")
-    return functools.partial(function, **given)
+        raise InputError(f"the chunk filter {name} {needs}; it has {options or 'none'}")
+    return functools.partial(function, **options)
 
 
 def _keep(row: Row, steps: Sequence[int]) -> Row:
@@ -263,8 +263,8 @@ def table(summary: dict[str, Any]) -> str:
         text.append("planned: the path that was best for all steps, cut at its last fact")
     if summary["mode"] == UNTIL_FOUND:
         text.append("no full budget: with config.env.never_terminate=False it is never played")
-    for other, found in summary["gains"].items():
-        differences = [f"{name} {interval_text(gain, sign=True)}" for name, gain in found.items()]
+    for other, differs in summary["gains"].items():
+        differences = [f"{name} {interval_text(gain, sign=True)}" for name, gain in differs.items()]
         text.append(f"trained - {other.replace('_', ' ')}: {', '.join(differences)}")
     text.append(
         f"{summary['samples']} questions, {summary['checkpoint']} checkpoint of step "

@@ -53,7 +53,7 @@ def reciprocal_rank(ranking: Sequence[str], grades: Grades, k: int | None = None
 
 def average_precision(ranking: Sequence[str], grades: Grades, k: int | None = None) -> float:
     places = [place for place, gain in enumerate(_gains(ranking, grades, k), 1) if gain]
-    precisions = (found / place for found, place in enumerate(places, 1))
+    precisions = (count / place for count, place in enumerate(places, 1))
     return math.fsum(precisions) / len(_relevant(grades))
 
 
@@ -68,7 +68,7 @@ def _relevant(grades: Grades) -> dict[str, int]:
 
 def _gains(ranking: Sequence[str], grades: Grades, k: int | None) -> list[int]:
     left = _relevant(grades)
-    return [left.pop(each, 0) for each in ranking[:k]]
+    return [left.pop(name, 0) for name in ranking[:k]]
 
 
 def _discounted(gains: Sequence[int]) -> float:
@@ -113,7 +113,7 @@ def score_hits(
         measures: such as "recall@4" and "ndcg@10".
     """
     judged = {query: grades for query, grades in qrels.items() if query in hits}
-    ranked = {query: [hit.id for hit in found] for query, found in hits.items()}
+    ranked = {query: [hit.id for hit in listed] for query, listed in hits.items()}
     columns = ranking_columns(ranked, judged, measures)
     return {name: mean_interval([*column.values()]) for name, column in columns.items()}
 
@@ -124,12 +124,12 @@ def cut_of(name: str) -> int | None:
 
 
 def _parsed(name: str) -> tuple[str, int | None]:
-    found = _NAME.fullmatch(name)
-    if found is None or (found["k"] is None and found["kind"] in _NEEDS_K):
+    match = _NAME.fullmatch(name)
+    if match is None or (match["k"] is None and match["kind"] in _NEEDS_K):
         raise InputError(
             f"there is no measure {name!r}; use recall@k, hit@k, or rr, ap or ndcg, perhaps with @k"
         )
-    return found["kind"], int(found["k"]) if found["k"] else None
+    return match["kind"], int(match["k"]) if match["k"] else None
 
 
 # ---------------------------------------------------------------------------- several searches
@@ -138,51 +138,51 @@ def _parsed(name: str) -> tuple[str, int | None]:
 Found = Sequence[Sequence[str]]
 
 
-def episode_recall(relevant: Collection[str], found: Found) -> float:
+def episode_recall(relevant: Collection[str], hops: Found) -> float:
     """Share of the gold passages that any hop found."""
-    return recall(_ranking(found), dict.fromkeys(relevant, 1))
+    return recall(_ranking(hops), dict.fromkeys(relevant, 1))
 
 
-def episode_ndcg(relevant: Collection[str], found: Found) -> float:
+def episode_ndcg(relevant: Collection[str], hops: Found) -> float:
     """nDCG of the episode's passages as one ranking; one that comes again takes no place."""
-    return ndcg(_ranking(found), dict.fromkeys(relevant, 1))
+    return ndcg(_ranking(hops), dict.fromkeys(relevant, 1))
 
 
-def hop_recall(relevant: Collection[str], found: Found) -> tuple[float, ...]:
+def hop_recall(relevant: Collection[str], hops: Found) -> tuple[float, ...]:
     """`[hop]`: share of the gold passages that this hop was the first to find.
 
     The sum over the hops is `episode_recall`, so that finding a passage again is worth nothing.
     """
-    return tuple(len(new.intersection(relevant)) / len(set(relevant)) for new in _new(found))
+    return tuple(len(new.intersection(relevant)) / len(set(relevant)) for new in _new(hops))
 
 
-def hop_ndcg(relevant: Collection[str], found: Found) -> tuple[float, ...]:
+def hop_ndcg(relevant: Collection[str], hops: Found) -> tuple[float, ...]:
     """`[hop]`: nDCG of the hop's passages, where the gold passages of earlier hops do not count.
 
     A hop before which all gold passages were found has 0.
     """
     left, scores = set(relevant), []
-    for names in found:
+    for names in hops:
         scores.append(episode_ndcg(left, [names]) if left else 0.0)
         left = left.difference(names)
     return tuple(scores)
 
 
-def novelty(found: Found) -> tuple[float, ...]:
+def novelty(hops: Found) -> tuple[float, ...]:
     """`[hop]`: share of the hop's passages that no earlier hop found; 0 for a hop without any."""
     return tuple(
-        len(new) / len(set(names)) if names else 0.0 for new, names in zip(_new(found), found)
+        len(new) / len(set(names)) if names else 0.0 for new, names in zip(_new(hops), hops)
     )
 
 
-def _ranking(found: Found) -> list[str]:
-    return list(dict.fromkeys(name for names in found for name in names))
+def _ranking(hops: Found) -> list[str]:
+    return list(dict.fromkeys(name for names in hops for name in names))
 
 
-def _new(found: Found) -> list[set[str]]:
+def _new(hops: Found) -> list[set[str]]:
     """The passages that each hop was the first to find."""
     seen, new = set[str](), []
-    for names in found:
+    for names in hops:
         new.append(set(names) - seen)
         seen.update(names)
     return new

@@ -158,7 +158,7 @@ def refuse_other(log: Path, part: Mapping[str, Any]) -> list[str]:
 def differing(kept: Mapping[str, Any], record: Mapping[str, Any]) -> list[str]:
     """Names and values of the fields in which two records differ."""
     # By JSON, so that tuples are lists.
-    old, new = (flat(json.loads(json.dumps(each))) for each in (kept, record))
+    old, new = (flat(json.loads(json.dumps(r))) for r in (kept, record))
     return [
         f"{name} (was {bounded_json.shown(old.get(name))}, now {bounded_json.shown(new.get(name))})"
         for name in sorted({*old, *new})

@@ -244,9 +244,9 @@ PREDICTIONS = RowLog("tokens", Prediction)
 def scored_episodes(path: Path) -> list[Prediction]:
     """The episodes of a file, with what scores need alone: files of all tokens are large."""
 
-    def scored(each: Prediction) -> Prediction:
-        kept = {name: each.trajectory[name] for name in ("status", "parts")}
-        kept["facts"] = {"tally": each.trajectory["facts"]["tally"]}
-        return dataclasses.replace(each, turns=[], trajectory=kept)
+    def scored(row: Prediction) -> Prediction:
+        kept = {name: row.trajectory[name] for name in ("status", "parts")}
+        kept["facts"] = {"tally": row.trajectory["facts"]["tally"]}
+        return dataclasses.replace(row, turns=[], trajectory=kept)
 
-    return [scored(each) for each in PREDICTIONS.each(path)]
+    return [scored(row) for row in PREDICTIONS.each(path)]

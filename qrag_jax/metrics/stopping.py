@@ -196,13 +196,13 @@ def _prefix_scores(
     hits: NDArray[np.float64], facts: NDArray[np.float64]
 ) -> dict[str, NDArray[np.float64]]:
     """Scores of the first 0, 1, … T chunks of each row, `[n, T + 1]` each."""
-    found = np.pad(np.cumsum(hits, axis=1), ((0, 0), (1, 0)))
-    steps = np.broadcast_to(np.arange(found.shape[1], dtype=np.float64), found.shape)
+    taken = np.pad(np.cumsum(hits, axis=1), ((0, 0), (1, 0)))
+    steps = np.broadcast_to(np.arange(taken.shape[1], dtype=np.float64), taken.shape)
     return {
-        "fact_f1": 2.0 * found / (facts + steps),
-        "fact_em": (found == facts).astype(np.float64),
-        "fact_precision": found / np.maximum(steps, 1.0),
-        "fact_recall": found / facts,
+        "fact_f1": 2.0 * taken / (facts + steps),
+        "fact_em": (taken == facts).astype(np.float64),
+        "fact_precision": taken / np.maximum(steps, 1.0),
+        "fact_recall": taken / facts,
         "steps": steps,
     }
 

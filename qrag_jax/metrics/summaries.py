@@ -40,12 +40,12 @@ def grouped(items: Sequence[Item], *fields: str) -> dict[str, list[Item]]:
     """
     groups = {ALL: [*items]}
     for field in fields:
-        values = sorted({getattr(each, field) for each in items})
+        values = sorted({getattr(item, field) for item in items})
         for value in values if len(values) > 1 else ():
             name = value or "no type"
             if isinstance(value, int):
                 name = f"{value} hop{'s' * (value != 1)}"
-            groups[name] = [each for each in items if getattr(each, field) == value]
+            groups[name] = [item for item in items if getattr(item, field) == value]
     return groups
 
 
@@ -67,14 +67,14 @@ def answer_scores(
     everything: list[AnswerRow | Miss] = [*rows, *misses]
     summaries = {}
     for group, items in grouped(everything, "hops", "type").items():
-        own = [each for each in items if isinstance(each, AnswerRow)]
-        failed = sum(isinstance(each, Miss) and each.failed for each in items)
-        broken = [0.0] * (len(items) - len(own) - failed)
-        columns = {"em": [row.em for row in own] + broken, "f1": [row.f1 for row in own] + broken}
+        done = [item for item in items if isinstance(item, AnswerRow)]
+        failed = sum(isinstance(item, Miss) and item.failed for item in items)
+        broken = [0.0] * (len(items) - len(done) - failed)
+        columns = {"em": [row.em for row in done] + broken, "f1": [row.f1 for row in done] + broken}
         counts = {"broken": len(broken), "failed": failed}
-        counted = {"answered": len(own), **counts, **shares(counts, len(items))}
+        counted = {"answered": len(done), **counts, **shares(counts, len(items))}
         if verdicts is not None:
-            right = [float(verdicts[row.id]) for row in own if row.id in verdicts]
+            right = [float(verdicts[row.id]) for row in done if row.id in verdicts]
             columns["judge"] = right + broken
             counted["judged"] = len(right)
         summaries[group] = {**with_intervals(columns), **counted}
@@ -175,15 +175,15 @@ def reward_row(
     asked: tuple[str, str], rewards: Sequence[float | str], least_std: float = 0.0
 ) -> RewardRow:
     """The row of a question: its id and text; a reward, or why there is none, of each episode."""
-    rounded = [None if isinstance(each, str) else round(each, _DIGITS) for each in rewards]
-    known = [each for each in rounded if each is not None]
+    rounded = [None if isinstance(r, str) else round(r, _DIGITS) for r in rewards]
+    known = [r for r in rounded if r is not None]
     row = RewardRow(
         *asked,
         mean=statistics.fmean(known) if known else None,
         std=statistics.pstdev(known) if known else None,
         rewards=rounded,
         scored=len(known),
-        broken=[each for each in rewards if isinstance(each, str)],
+        broken=[r for r in rewards if isinstance(r, str)],
         kept=False,
     )
     return judged(row, least_std)
@@ -226,8 +226,8 @@ Questions = dict[str, list[Prediction]]  # by id, in the order of the file
 
 def by_question(episodes: Sequence[Prediction]) -> Questions:
     questions: Questions = {}
-    for each in episodes:
-        questions.setdefault(each.id, []).append(each)
+    for e in episodes:
+        questions.setdefault(e.id, []).append(e)
     return questions
 
 
@@ -235,8 +235,8 @@ def question_columns(questions: Questions) -> dict[str, dict[str, float]]:
     """`SCORES` of each question that has an episode with a reward: by the id, then by the name."""
     return {
         name: {score: float(np.mean([row[score] for row in rows])) for score in SCORES}
-        for name, own in questions.items()
-        if (rows := [_scored(each, each.reward) for each in own if each.reward is not None])
+        for name, drawn in questions.items()
+        if (rows := [_scored(e, e.reward) for e in drawn if e.reward is not None])
     }
 
 
@@ -246,7 +246,7 @@ def episode_summary(episodes: Sequence[Prediction]) -> dict[str, dict[str, Any]]
     k of `vote_em@k`, `vote_f1@k` and `pass@k` counts episodes that have not failed; questions that
     have fewer are left out.
     """
-    return {name: _group(by_question(own)) for name, own in grouped(episodes, "hops").items()}
+    return {name: _group(by_question(part)) for name, part in grouped(episodes, "hops").items()}
 
 
 def episode_gains(
@@ -283,13 +283,13 @@ def episode_table(
     return [*score_table(lines, _OF_EPISODES, counts, differences.items()), *draws]
 
 
-def _scored(each: Prediction, reward: float) -> dict[str, float]:
-    parts, tally = each.parts, each.trajectory["facts"]["tally"]
+def _scored(row: Prediction, reward: float) -> dict[str, float]:
+    parts, tally = row.parts, row.trajectory["facts"]["tally"]
     return {
         **{name: parts[name] for name in OF_PARTS},
         "reward": reward,
-        "weighted_em": parts["em"] * each.hops / 2,
-        "weighted_f1": parts["f1"] * each.hops / 2,
+        "weighted_em": parts["em"] * row.hops / 2,
+        "weighted_f1": parts["f1"] * row.hops / 2,
         "malformed": float(tally["malformed"] + tally["unknown_tool"] > 0),
         **{n: float(tally[n]) for n in ("completed", "truncated", *_COUNTS)},
     }
@@ -297,8 +297,8 @@ def _scored(each: Prediction, reward: float) -> dict[str, float]:
 
 def _group(questions: Questions) -> dict[str, Any]:
     columns = columns_of((*question_columns(questions).values(), *_of_draws(questions)))
-    hops, episodes = [own[0].hops for own in questions.values()], sum(map(len, questions.values()))
-    failed = sum(each.reward is None for own in questions.values() for each in own)
+    hops, episodes = [q[0].hops for q in questions.values()], sum(map(len, questions.values()))
+    failed = sum(e.reward is None for q in questions.values() for e in q)
     return {
         **with_intervals(columns),
         "hops": float(np.mean(hops)) if hops else 0.0,
@@ -315,13 +315,13 @@ def _of_draws(questions: Questions) -> list[dict[str, float]]:
     numbers = sorted({*(1 << place for place in range(most.bit_length())), most} - {0})
     rows = []
     for k in numbers:
-        for own in questions.values():
-            scored = [each for each in own if each.reward is not None]
+        for drawn in questions.values():
+            scored = [e for e in drawn if e.reward is not None]
             if len(scored) < k:
                 continue
-            said = voted([each.prediction for each in scored[:k]])
-            em, f1 = musique(said, own[0].answers) if said else (0.0, 0.0)
-            passed = pass_at(k, sum(each.parts["em"] > 0 for each in scored), len(scored))
+            said = voted([e.prediction for e in scored[:k]])
+            em, f1 = musique(said, drawn[0].answers) if said else (0.0, 0.0)
+            passed = pass_at(k, sum(e.parts["em"] > 0 for e in scored), len(scored))
             rows.append({f"vote_em@{k}": em, f"vote_f1@{k}": f1, f"pass@{k}": passed})
     return rows
 
@@ -331,6 +331,6 @@ def voted(predictions: Sequence[str]) -> str:
 
     It is as the first of its episodes wrote it; "" if no answer has a token in its normal form.
     """
-    forms = [normalise(each) for each in predictions]
+    forms = [normalise(text) for text in predictions]
     counts = Counter(filter(None, forms))  # in the order of first sight
     return predictions[forms.index(counts.most_common(1)[0][0])] if counts else ""
