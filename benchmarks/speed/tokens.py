@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from benchmarks.speed.measure import OURS, Setting, beside, same_update, with_de
 from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.learners.state import Critic
 from qrag_jax.learners.token_policy import make_token_update, token_episodes
-from qrag_jax.rollouts.device_sampler import DeviceSampler
+from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.token_blocks import choose_shape
 from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig, TokenBatch
 from tests.support.decoders import (
@@ -181,3 +182,32 @@ def sampler_cases(setting: Setting) -> Iterator[Case]:
         )
         same = np.mean([one == other for one, other in zip(found[OURS], found["theirs"])])
         yield with_details(case, **{"share of prompts with equal tokens": float(same)})
+
+        turns, answer = (2, 8) if setting.quick else (4, 96)  # and tokens of a tool's answer
+        longest = SamplingConfig(
+            temperature=0.0, room=drawn * (turns + 1) + answer * (turns - 1) + 1, rows=rows // 4
+        )
+        several = DeviceSampler(loaded.model, longest)
+
+        def episodes(_: int, *, reuse: bool) -> None:
+            playing, asked = RoundSampler(several, params, reuse=reuse), requests[: rows // 4]
+            for _turn in range(turns):
+                results = playing.sample(asked)
+                asked = [
+                    item._replace(
+                        ids=np.concatenate([item.ids, result.ids, item.ids.repeat(3)[:answer]])
+                    )
+                    for item, result in zip(asked, results, strict=True)
+                ]
+
+        yield beside(
+            setting,
+            f"sampler, the same decoder, {rows // 4} episodes of {turns} turns of {drawn} tokens, "
+            f"behind each an answer of {answer}",
+            rows // 4 * turns * drawn,
+            "tokens/s",
+            {
+                OURS: partial(episodes, reuse=True),
+                "each turn reads its whole prompt": partial(episodes, reuse=False),
+            },
+        )

@@ -2,8 +2,9 @@
 
 Rows of one call are drawn together. When three quarters of them have ended, the others go
 on alone. Equal prompts, such as those of a group, are read once, and so is a long prefix that
-prompts share, such as instructions or examples. A draw depends on the row's key and the token's
-position, so it is the same whatever else is in the call.
+prompts share, such as instructions or examples. Of an episode's next turn only what is new is read.
+A draw depends on the row's key and the token's position, so it is the same whatever else is in the
+call.
 
 Of several devices each has rows of its own, and all parameters in the form in which they are used.
 None waits for another while it draws.
@@ -11,6 +12,7 @@ None waits for another while it draws.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Sequence
@@ -50,7 +52,7 @@ _FEWEST_LEFT = 8  # rows that go on alone, at least: each number of rows is comp
 class DeviceSampler:
     """Samples turns; see `rollouts.trajectories`.
 
-    A program is compiled for each number of a device's rows, `SamplingConfig.rows` and this divided
+    Programs are compiled for each number of a device's rows, `SamplingConfig.rows` and this divided
     by 4, 16 and so on, and of prompts: as many as rows, or a quarter. More requests are drawn in
     parts. Rows are split over all axes of the mesh; None: one device of this process.
     """
@@ -58,66 +60,110 @@ class DeviceSampler:
     def __init__(
         self, model: LanguageModel, config: SamplingConfig, mesh: Mesh | None = None
     ) -> None:
-        self.model, self.config = model, config
-        self.devices = mesh.size if mesh else 1
-        self._program = _program(model, config, mesh)
+        self.config, self.devices = config, mesh.size if mesh else 1
+        trunk, by_row, whole = model.trunk, PartitionSpec(AXES), PartitionSpec()
+        of_places: Any = PartitionSpec(None, None, AXES)
+        of_cache = Cache(of_places, of_places, by_row)  # type: ignore[arg-type]
+        options = shared = None
+        if mesh is not None:
+            # Else XLA computes products by two equal blocks of the cache as one, of their copy.
+            options = compiler_options(mesh, adapters=True)
+            shared = NamedSharding(mesh, whole) if mesh.size > 1 else None
+
+        def program(run: Callable[..., Any], takes: Any, gives: Any, **how: Any) -> Any:
+            """Each device has rows of its own, and all parameters."""
+            if mesh is not None and mesh.size > 1:
+                specs = {"in_specs": takes, "out_specs": gives}
+                run = jax.shard_map(run, mesh=mesh, **specs, check_vma=False)
+            return jax.jit(run, compiler_options=options, **how)
+
+        def prepare(params: Params | Adapted) -> Params:
+            return trunk.prepare(attach(params, model.lora_scale), trunk.precision.products)
+
+        def rows(cache: Cache, which: jax.Array, lengths: jax.Array) -> Cache:
+            return cache.rows(which)._replace(lengths=lengths)
+
+        @functools.cache
+        def empty(rows: int) -> Any:
+            return program(partial(empty_cache, trunk, rows, config.room), (), of_cache)
+
+        # Parameters as all other programs take them, gathered once for all tokens.
+        self.prepare = jax.jit(prepare, out_shardings=shared, compiler_options=options)
+        self.empty = empty  # so many rows of each device, without tokens
+        # (cache, which rows `[U]`, how many tokens of each `[U]`) → their cache
+        self.rows = program(rows, (of_cache, by_row, by_row), of_cache)
+        # (prepared, cache, (tokens `[U, P]`, lengths `[U]`)) → cache, last hidden states `[U, H]`
+        read, takes = partial(_read, model, config), (whole, of_cache, by_row)
+        self.read = program(read, takes, (of_cache, by_row), donate_argnums=1)
+        # (prepared, what `read` gives, `_Rows`) → `_Drawn`
+        draw, seen = partial(_drawn, model, config), (whole, (of_cache, by_row), by_row)
+        self.draw = program(draw, seen, by_row, out_shardings=shared)
 
     def sample(self, params: Params | Adapted, requests: Sequence[SampleRequest]) -> list[Sampled]:
         """The turns, in the order of the requests, whose contexts have room for a token behind."""
+        return RoundSampler(self, params).sample(requests)
+
+
+class RoundSampler:
+    """A device sampler with the weights that it samples by; see `trajectories.Sampler`.
+
+    `reuse`: the keys and values of prompts are kept from one call to the next. A prompt that begins
+    as one of the last call, such as the next turn of its episode, is read from there on.
+    """
+
+    in_rounds, version = True, ""
+
+    def __init__(
+        self, sampler: DeviceSampler, params: Params | Adapted, *, reuse: bool = False
+    ) -> None:
+        self._sampler, self._reuse = sampler, reuse
+        self._prepared = sampler.prepare(params)
+        self._last: tuple[Cache, _Prompts] | None = None  # what the last call read
+
+    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled]]:
+        done: list[Future[Sampled]] = [Future() for _ in requests]
+        for future, sampled in zip(done, self.sample(requests), strict=True):
+            future.set_result(sampled)
+        return done
+
+    def read(self, request: SampleRequest, result: Sampled) -> Sampled:
+        return result
+
+    def sample(self, requests: Sequence[SampleRequest]) -> list[Sampled]:
+        """See `DeviceSampler`."""
         # Equal prompts lie side by side, and those that share a prefix.
         order = sorted(range(len(requests)), key=lambda number: requests[number].ids.tobytes())
-        results, most = dict[int, Sampled](), self.config.rows * self.devices
+        results, most = dict[int, Sampled](), self._sampler.config.rows * self._sampler.devices
         for first in range(0, len(order), most):
             part = order[first : first + most]
-            drawn = self._side_by_side(params, [requests[number] for number in part])
+            drawn = self._side_by_side([requests[number] for number in part])
             results |= zip(part, drawn, strict=True)
         return [results[number] for number in range(len(requests))]
 
-    def _side_by_side(
-        self, params: Params | Adapted, requests: Sequence[SampleRequest]
-    ) -> list[Sampled]:
-        config, devices = self.config, self.devices
+    def _side_by_side(self, requests: Sequence[SampleRequest]) -> list[Sampled]:
+        config, devices = self._sampler.config, self._sampler.devices
         size = math.ceil(len(requests) / devices)
         shares = [range(len(requests))[size * n : size * (n + 1)] for n in range(devices)]
-        prompts = [{requests[n].ids.tobytes(): requests[n].ids for n in part} for part in shares]
+        texts = [{requests[n].ids.tobytes(): requests[n].ids for n in part} for part in shares]
         # Few shapes, which depend on the config alone and on numbers of rows.
         rows = _tier(size, config.rows)
         few = max(rows // _STEP, 1)
-        count = few if max(map(len, prompts)) <= few else rows
-        most = min(max(count // _STEP, 1), _PREFIXES)
-        width = config.chunk * math.ceil(config.room / config.chunk)
-        inputs = Inputs(
-            prefixes=np.zeros((devices * most, width), np.int32),
-            prefix_lengths=np.zeros(devices * most, np.int32),
-            tokens=np.zeros((devices * count, width), np.int32),
-            lengths=np.zeros(devices * count, np.int32),
-            prefix_of=np.zeros(devices * count, np.int32),
-            source=np.zeros(devices * rows, np.int32),
-            most=np.zeros(devices * rows, np.int32),
-            keys=np.zeros((devices * rows, 2), np.uint32),
-        )
-        row_of = {}
-        for device, (numbers, texts) in enumerate(zip(shares, prompts, strict=True)):
-            places = {prompt: n for n, prompt in enumerate(texts)}
+        count = few if max(map(len, texts)) <= few else rows
+        source, most = np.zeros((2, devices * rows), np.int32)
+        keys, row_of = np.zeros((devices * rows, 2), np.uint32), list[int]()
+        for device, numbers in enumerate(shares):
+            place_of = {text: place for place, text in enumerate(texts[device])}
             for row, number in enumerate(numbers, device * rows):
-                ids, key, asked = requests[number]
-                inputs.source[row], inputs.keys[row] = places[ids.tobytes()], key
-                inputs.most[row] = min(asked, config.room - len(ids))
-                row_of[number] = row
-            left, at = iter(texts.values()), device * count
-            runs = shared_prefixes([*texts.values()], most, config.chunk)
-            for run, (members, prefix) in enumerate(runs):
-                inputs.prefix_lengths[device * most + run] = prefix
-                for prompt in itertools.islice(left, members):
-                    inputs.prefixes[device * most + run, :prefix] = prompt[:prefix]
-                    inputs.lengths[at] = length = len(prompt) - prefix
-                    inputs.tokens[at, :length] = prompt[prefix:]
-                    inputs.prefix_of[at] = run
-                    at += 1
-        drawn: _Drawn = jax.device_get(self._program(params, inputs))
+                ids, keys[row], asked = requests[number]
+                source[row], most[row] = place_of[ids.tobytes()], min(asked, config.room - len(ids))
+                row_of.append(row)
+        prompts = [[*each.values()] for each in texts]
+        read = self._cache_of(prompts, count)
+        turns = self._sampler.draw(self._prepared, read, _Rows(source, most, keys))
+        self._last = (read[0], prompts) if self._reuse else None
+        drawn: _Drawn = jax.device_get(turns)
         results = []
-        for number in range(len(requests)):
-            row = row_of[number]
+        for row in row_of:
             ids, log_probs = (
                 leaf[row, : drawn.counts[row]] for leaf in (drawn.ids, drawn.log_probs)
             )
@@ -130,34 +176,81 @@ class DeviceSampler:
             results.append(Sampled(ids, log_probs, STOP if drawn.stopped[row] else LENGTH))
         return results
 
+    def _cache_of(self, prompts: _Prompts, count: int) -> tuple[Cache, jax.Array]:
+        """The cache of all prompts, and the hidden states of their last tokens.
 
-class RoundSampler:
-    """A device sampler with the weights that it samples by; see `trajectories.Sampler`."""
+        A prompt is read behind what the last call had of it, or behind a prefix that it shares,
+        whichever leaves less to read. `count`: rows of each device.
+        """
+        chunk, few = self._sampler.config.chunk, min(max(count // _STEP, 1), _PREFIXES)
+        runs = [shared_prefixes(texts, few, chunk) for texts in prompts]
+        behind_prefix = [
+            [(n, prefix) for n, (members, prefix) in enumerate(run) for _ in range(members)]
+            for run in runs
+        ]
+        last, self._last = self._last, None
+        if last is not None:
+            behind_last = [_longest(*both) for both in zip(prompts, last[1], strict=True)]
+            if _left(prompts, behind_last) <= _left(prompts, behind_prefix):
+                return self._extended(last[0], prompts, behind_last, count)
+        cache = self._sampler.empty(few)()
+        if any(prefix for run in runs for _, prefix in run):
+            shared = [
+                [*{n: ids[:prefix] for ids, (n, prefix) in zip(*both, strict=True)}.values()]
+                for both in zip(prompts, behind_prefix, strict=True)
+            ]
+            cache, _ = self._extended(cache, shared, [[(0, 0)] * len(run) for run in runs], few)
+        return self._extended(cache, prompts, behind_prefix, count)
 
-    in_rounds, version = True, ""
+    def _extended(
+        self, cache: Cache, prompts: _Prompts, behind: _Behind, count: int
+    ) -> tuple[Cache, jax.Array]:
+        """Reads prompts behind what a cache has of them; `count`: rows of each device."""
+        config, rows = self._sampler.config, self._sampler.devices * count
+        tokens = np.zeros((rows, config.chunk * math.ceil(config.room / config.chunk)), np.int32)
+        which, known, lengths = np.zeros((3, rows), np.int32)
+        for device, (texts, places) in enumerate(zip(prompts, behind, strict=True)):
+            for row, (ids, at) in enumerate(zip(texts, places, strict=True), device * count):
+                which[row], known[row] = at
+                lengths[row] = len(ids) - known[row]
+                tokens[row, : lengths[row]] = ids[known[row] :]
+        begun = self._sampler.rows(cache, which, known)
+        return self._sampler.read(self._prepared, begun, (tokens, lengths))
 
-    def __init__(self, sampler: DeviceSampler, params: Params | Adapted) -> None:
-        self._sampler, self._params = sampler, params
 
-    def submit(self, requests: Sequence[SampleRequest]) -> list[Future[Sampled]]:
-        done: list[Future[Sampled]] = [Future() for _ in requests]
-        drawn = self._sampler.sample(self._params, requests)
-        for future, sampled in zip(done, drawn, strict=True):
-            future.set_result(sampled)
-        return done
-
-    def read(self, request: SampleRequest, result: Sampled) -> Sampled:
-        return result
+# Of each device, its different prompts; and for each of them, in which row of a cache it begins,
+# and with how many tokens.
+_Prompts = Sequence[Sequence[np.ndarray]]
+_Behind = Sequence[Sequence[tuple[int, int]]]
 
 
-class Inputs(NamedTuple):
-    """G prefixes, U prompts and B rows."""
+def _longest(texts: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> list[tuple[int, int]]:
+    """For each prompt the place of the other one that begins most alike, and how many tokens are.
 
-    prefixes: Any  # `[G, P]`
-    prefix_lengths: Any  # `[G]`, 0 for none
-    tokens: Any  # `[U, P]`, what follows the prefix in a prompt
-    lengths: Any  # `[U]`, 0 for no prompt
-    prefix_of: Any  # `[U]`, a prompt's prefix among its device's
+    A token is left to be read.
+    """
+    return [
+        max(
+            ((n, min(_common(ids, other), len(ids) - 1)) for n, other in enumerate(others)),
+            key=lambda place: place[1],
+            default=(0, 0),
+        )
+        for ids in texts
+    ]
+
+
+def _left(prompts: _Prompts, behind: _Behind) -> int:
+    """Tokens of the longest part of a prompt that is to be read."""
+    return max(
+        len(ids) - known
+        for texts, places in zip(prompts, behind, strict=True)
+        for ids, (_, known) in zip(texts, places, strict=True)
+    )
+
+
+class _Rows(NamedTuple):
+    """B rows that are drawn."""
+
     source: Any  # `[B]`, the prompt of a row among its device's
     most: Any  # `[B]`, 0 for no row
     keys: Any  # uint32 `[B, 2]`
@@ -194,38 +287,18 @@ class _Loop(NamedTuple):
         return _Loop(cache, *jax.tree.map(lambda leaf: leaf[which], rest))
 
 
-def _program(
-    model: LanguageModel, config: SamplingConfig, mesh: Mesh | None
-) -> Callable[[Params | Adapted, Inputs], _Drawn]:
-    trunk, run = model.trunk, partial(_sampled, model, config)
-    shardings = options = None
-    if mesh is not None:
-        # XLA would also compute products by two equal blocks of the cache as one, of their copy.
-        options = compiler_options(mesh, adapters=True)
-    if mesh is not None and mesh.size > 1:
-        shardings = NamedSharding(mesh, PartitionSpec())
-        by_row = PartitionSpec(AXES)
-        # Parameters are gathered as they are used, once for all tokens.
-        run = jax.shard_map(
-            run, mesh=mesh, in_specs=(PartitionSpec(), by_row), out_specs=by_row, check_vma=False
-        )
-
-    def sampled(params: Params | Adapted, inputs: Inputs) -> _Drawn:
-        whole = attach(params, model.lora_scale)
-        return run(trunk.prepare(whole, trunk.precision.products), inputs)
-
-    return jax.jit(sampled, out_shardings=shardings, compiler_options=options)
-
-
-def _sampled(
-    model: LanguageModel, config: SamplingConfig, prepared: Params, inputs: Inputs
+def _drawn(
+    model: LanguageModel,
+    config: SamplingConfig,
+    prepared: Params,
+    read: tuple[Cache, jax.Array],
+    rows: _Rows,
 ) -> _Drawn:
-    trunk = model.trunk
+    trunk, (cache, hidden) = model.trunk, read
     head = model.head(prepared).astype(trunk.precision.products)
-    cache, hidden = _read(model, config, prepared, inputs)
-    rows, room = len(inputs.source), config.room
-    ids, log_probs = (jnp.zeros((rows, room), dtype) for dtype in (jnp.int32, jnp.float32))
-    drawn = _Drawn(ids, log_probs, jnp.zeros(rows, jnp.int32), jnp.zeros(rows, bool))
+    count, room = len(rows.source), config.room
+    ids, log_probs = (jnp.zeros((count, room), dtype) for dtype in (jnp.int32, jnp.float32))
+    drawn = _Drawn(ids, log_probs, jnp.zeros(count, jnp.int32), jnp.zeros(count, bool))
     stop_ids = jnp.array(model.stop_ids, jnp.int32)
 
     def one_token(behind: _Append, loop: _Loop) -> _Loop:
@@ -268,9 +341,9 @@ def _sampled(
             lambda whole, part: whole.at[which].set(part, unique_indices=True), loop.drawn, rest
         )
 
-    of_rows, stages = _stages(trunk, prepared, cache, inputs.source)
-    start = of_rows, hidden[inputs.source], inputs.keys, inputs.most
-    return to_the_end(_Loop(*start, drawn), stages)
+    of_rows, stages = _stages(trunk, prepared, cache, rows.source)
+    start = _Loop(of_rows, hidden[rows.source], rows.keys, rows.most, drawn)
+    return to_the_end(start, stages)
 
 
 def _stages(
@@ -292,30 +365,27 @@ def _stages(
 
 
 def _read(
-    model: LanguageModel, config: SamplingConfig, prepared: Params, inputs: Inputs
+    model: LanguageModel,
+    config: SamplingConfig,
+    prepared: Params,
+    cache: Cache,
+    new: tuple[jax.Array, jax.Array],
 ) -> tuple[Cache, jax.Array]:
-    """The cache of all prompts, and the hidden states `[U, H]` of their last tokens."""
-    trunk, chunk = model.trunk, config.chunk
+    """Appends tokens to the rows of a cache, a part at a time; see `_Programs`."""
+    trunk, chunk, (tokens, lengths) = model.trunk, config.chunk, new
 
-    def read(cache: Cache, tokens: jax.Array, lengths: jax.Array) -> tuple[Cache, jax.Array]:
-        """Appends tokens `[n, P]` to a cache of n rows, a part at a time."""
+    def part(number: Any, carry: tuple[Cache, jax.Array]) -> tuple[Cache, jax.Array]:
+        cache, last = carry
+        chunk_tokens = jax.lax.dynamic_slice_in_dim(tokens, number * chunk, chunk, 1)
+        counts = jnp.clip(lengths - number * chunk, 0, chunk)
+        hidden, cache = extend(trunk, prepared, prepared[WORDS][chunk_tokens], counts, cache)
+        ends = jnp.maximum(counts - 1, 0)[:, None, None]
+        new = jnp.take_along_axis(hidden, ends, axis=1)[:, 0]
+        return cache, jnp.where((counts > 0)[:, None], new, last)
 
-        def part(number: Any, carry: tuple[Cache, jax.Array]) -> tuple[Cache, jax.Array]:
-            cache, last = carry
-            chunk_tokens = jax.lax.dynamic_slice_in_dim(tokens, number * chunk, chunk, 1)
-            counts = jnp.clip(lengths - number * chunk, 0, chunk)
-            hidden, cache = extend(trunk, prepared, prepared[WORDS][chunk_tokens], counts, cache)
-            ends = jnp.maximum(counts - 1, 0)[:, None, None]
-            new = jnp.take_along_axis(hidden, ends, axis=1)[:, 0]
-            return cache, jnp.where((counts > 0)[:, None], new, last)
-
-        nothing = jnp.zeros((len(tokens), trunk.config.hidden_size), trunk.precision.activations)
-        parts = (lengths.max() + chunk - 1) // chunk
-        return jax.lax.fori_loop(0, parts, part, (cache, nothing))
-
-    empty = empty_cache(trunk, len(inputs.prefixes), config.room)
-    shared, _ = read(empty, inputs.prefixes, inputs.prefix_lengths)
-    return read(shared.rows(inputs.prefix_of), inputs.tokens, inputs.lengths)
+    nothing = jnp.zeros((len(tokens), trunk.config.hidden_size), trunk.precision.activations)
+    parts = (lengths.max() + chunk - 1) // chunk
+    return jax.lax.fori_loop(0, parts, part, (cache, nothing))
 
 
 def _draw(

@@ -87,6 +87,9 @@ class SamplingConfig:
     room: Count = 1024  # tokens of the longest episode
     chunk: Count = 64  # tokens of prompts that are read at a time
     rows: Count = 64  # turns that a device draws side by side, at most
+    # The keys and values of a turn's prompt are kept for the next turn, which reads what is new;
+    # False: each turn reads all of its prompt, which needs half as much memory
+    reuse: bool = True
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

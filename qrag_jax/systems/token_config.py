@@ -45,6 +45,7 @@ class TokenConfig(SystemConfig):
     # in all; and `max_failed_share` of a list of episodes, above which the play pauses
     PLAYED: ClassVar[str]
     IMITATION: ClassVar[str]  # the stage of scripted demonstrations, and its section
+    TURNS: ClassVar[bool] = False  # an episode has several turns, each behind all before it
     stages: tuple[str, ...]
     model: LanguageModelConfig
     sampling: SamplingConfig
@@ -111,7 +112,7 @@ class TokenConfig(SystemConfig):
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
         # A step is computed in blocks of model.block_tokens.
         llm = [] if fields["sampling.engine"] == SERVER else ["llm"]
-        return ["train.accumulation", *llm]
+        return ["train.accumulation", *llm, *(() if cls.TURNS else ("sampling.reuse",))]
 
     def with_stages(self, iterations: int = 0) -> Self:
         """Settles the steps of all stages, and what follows from them.

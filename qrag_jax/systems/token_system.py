@@ -625,7 +625,8 @@ class TokenSystem(abc.ABC, Generic[Config]):
             assert served is not None
             return lambda: (served.sampler(here, stop), served.watch(stop))
         whole = merge(self.here(weights), self._here[1])
-        return lambda: (RoundSampler(self._samplers[greedy], whole), stop)
+        reuse = self.config.TURNS and self.config.sampling.reuse
+        return lambda: (RoundSampler(self._samplers[greedy], whole, reuse=reuse), stop)
 
     def patience(self, stop: Checks, broken: type = Failed, advice: str = _FAILED) -> Patience:
         """What plays again while too many are broken.

@@ -24,7 +24,7 @@ from qrag_jax.models.embedding import LanguageModel
 from qrag_jax.models.trunks import qwen3_cache
 from qrag_jax.models.trunks.families import Qwen3Config
 from qrag_jax.models.trunks.transformer import Transformer
-from qrag_jax.rollouts.device_sampler import DeviceSampler, shared_prefixes
+from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler, shared_prefixes
 from qrag_jax.rollouts.served_policy import ServerSampler, check_log_probs, seed_of, turn_log_probs
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.mesh import make_mesh, shardings_of
@@ -181,6 +181,32 @@ def test_devices_draw_what_one_draws() -> None:
     assert any(not item.is_fully_replicated for item in jax.tree.leaves(shardings))
     result = DeviceSampler(model, config, mesh).sample(jax.device_put(params, shardings), asked)
     check_same(result, DeviceSampler(model, config).sample(params, asked))
+
+
+def test_next_turns_read_behind_the_last_ones_draw_what_whole_prompts_draw() -> None:
+    """Also if episodes end, rows lie elsewhere, prompts change, or a new episode begins."""
+    model, params = tiny(stop_ids=(2,))
+    config = SamplingConfig(temperature=1.0, room=64, chunk=4, rows=8)
+    draw = np.random.default_rng(1)
+    for mesh in (None, make_mesh((2, 1, 1), jax.devices()[:2])):
+        sampler = DeviceSampler(model, config, mesh)
+        kept = RoundSampler(sampler, params, reuse=True)
+        asked = requests((9, 9, 14, 5, 3, 7, 8, 6, 4, 11), 6)
+        asked[1] = asked[0]._replace(key=asked[1].key)  # they part with their first turns
+        for turn in range(4):
+            results = kept.sample(asked)
+            check_same([sampler.sample(params, [item])[0] for item in asked], results)
+            longer = [
+                np.concatenate([item.ids, drawn.ids, draw.integers(0, 7, 1 + 3 * n % 5)])
+                for n, (item, drawn) in enumerate(zip(asked, results, strict=True))
+            ]
+            if turn == 1:
+                longer[2][4] = (longer[2][4] + 1) % 7  # a history that was rewritten
+            asked = [
+                item._replace(ids=ids.astype(np.int32), key=item.key + np.uint32(1))
+                for item, ids in zip(asked, longer, strict=True)
+            ][::-1][: 10 - 2 * turn]
+        check_same([sampler.sample(params, asked[:1])[0]], kept.sample(asked[:1]))
 
 
 # ---------------------------------------------------------------- on a server

@@ -126,6 +126,7 @@ class RlvrConfig(token_config.TokenConfig):
     NAME: ClassVar[str] = "rlvr"
     PLAYED: ClassVar[str] = "tools"
     IMITATION: ClassVar[str] = SFT
+    TURNS: ClassVar[bool] = True
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *("tools.max_failed_share", "tools.seconds"),
         *("env.python", "env.seconds", "env.side_by_side"),
