@@ -128,8 +128,8 @@ SMALL: Mapping[str, Callable[..., ConfigDict]] = {
 @contextlib.contextmanager
 def opened_run(config: ConfigDict, workdir: Path, **how: Any) -> Iterator[tuple[Any, Run]]:
     """The system of a run in `workdir` on all devices, and the run."""
-    systems.check(config)
-    with Run.open(workdir, 0.0) as run, systems.open_system(config, run, **how) as system:
+    kind = systems.check(config)
+    with Run.open(workdir, 0.0) as run, kind.open_system(config, run, **how) as system:
         yield system, run
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -9,6 +10,7 @@ import math
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -51,12 +53,12 @@ _PART = 16  # batches written together
 BEAM_FIELDS = ("eval.beam", "eval.beam_score", "eval.stop_threshold")
 
 
-def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
-    """Scores the run's checkpoint and the encoder it started from; returns the summary.
-
-    Of the training run's own data, if they are one file, only the part held out is scored.
-    """
-    scoring.are_others(workdir, raw, scoring.DATA, options.out)
+@contextlib.contextmanager
+def open_predictor(
+    raw: ConfigDict, workdir: Path, options: scoring.ScoreOptions
+) -> Iterator[scoring.Predictor]:
+    """The evaluation questions: of the training run's own data, if they are one file, only the part
+    held out."""
     saved, run = load_config(workdir / CONFIG_NAME), SavedRun.open(workdir, raw)
     config = run.config
     same = (raw.data.path, raw.eval.path) == (saved.data.path, saved.eval.path)
@@ -72,60 +74,73 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
     play = episodes.make_play(run.mesh, run.shardings, _actor(run, shape, store), *how)
     size = config.eval.batch_size
     evaluator = episodes.EpisodeEvaluator(play, run.mesh, samples, store, shape, size, indices)
-    shown, name = evaluator.shown, Path(log_name(config.eval.seed)).stem
-    out, asked = options.out or workdir / "eval", fingerprint(shown)
-    trained, step = run.trained(options.checkpoint)
-    own = f"{options.checkpoint}-{step}"
-
-    def ways(label: str, params: Params | Adapted) -> Iterator[scoring.Way]:
-        """In several steps, and in one, whose rows the same play gives."""
-        of_one_step: dict[int, list[Row]] = {}  # by the number of their first question
-
-        def several(part: Sequence[Sample], first: int) -> list[Row]:
-            rows, of_one_step[first] = evaluator.rows(params, slice(first, first + len(part)))
-            return rows
-
-        def single(part: Sequence[Sample], first: int) -> list[Row]:
-            if first in of_one_step:
-                return of_one_step[first]
-            return evaluator.rows(params, slice(first, first + len(part)))[1]
-
-        record = log_record(run, label, weights_digest(params), asked, searched=False)
-        yield scoring.Way(f"{label}/{name}", label, several, record)
-        yield scoring.Way(f"{label}/single_step_{name}", f"{label}, one step", single, record)
-
+    asked, scored = evaluator.shown, _Scored(run, evaluator, store)
     with StopSignal() as stop:
-        how = {"stop": stop, "restart": options.restart}
-        four = *ways(facts.UNTRAINED, run.untrained()), *ways(own, trained)
-        greedy = scoring.Questions(RETRIEVALS, shown, size=_PART * size)
-        logs = [log for _, log in greedy.played(out, four, **how)[0]]
-        names = itertools.product((facts.UNTRAINED, facts.TRAINED), ("multi", "single"))
-        played = {facts.NAMES[each]: RETRIEVALS.read(log) for each, log in zip(names, logs)}
-        if config.eval.searches:
-            searcher = beam_search(run, trained, store)
+        about: Any = {"system": scored, "stop": stop, "raw": raw, "options": options}
+        yield scoring.Predictor(RETRIEVALS, asked, _PART * size, **about)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scored:
+    """How a run is scored; see `scoring.score_run`."""
+
+    run: SavedRun
+    evaluator: episodes.EpisodeEvaluator
+    store: TokenStore
+
+    def ways(self, predictor: scoring.Predictor) -> Iterator[scoring.Way]:
+        """Without beams in several steps and in one, untrained and trained; and by its beams."""
+        run, which, evaluator = self.run, predictor.options.checkpoint, self.evaluator
+        name, asked = Path(log_name(run.config.eval.seed)).stem, fingerprint(evaluator.shown)
+        trained, step = run.trained(which)
+        own = f"{which}-{step}"
+        predictor.steps[which] = step
+        for label, params in ((facts.UNTRAINED, run.untrained()), (own, trained)):
+            several, one = _both(evaluator, params)
+            record = log_record(run, label, weights_digest(params), asked, searched=False)
+            yield scoring.Way(f"{label}/{name}", label, several, record)
+            single = f"{label}/single_step_{name}"
+            yield scoring.Way(single, f"{label}, one step", one, record)
+        if run.config.eval.searches:
+            by_beam = _plays(run, beam_search(run, trained, self.store))
             record = log_record(run, own, weights_digest(trained), asked, searched=True)
-            by_beam = _plays(run, searcher)
-            planned = scoring.Way(f"{own}/planned_{name}", facts.PLANNED, by_beam, record)
-            searched = scoring.Questions(RETRIEVALS, shown, size=size)
-            ((_, log),) = searched.played(out, [planned], **how)[0]
-            played[facts.PLANNED] = RETRIEVALS.read(log)
-    summary: dict[str, Any] = {
-        "checkpoint": options.checkpoint,
-        "step": step,
-        "best_is_untrained": options.checkpoint == "best" and step == 0,
-        **facts.compared(played, in_full=config.rollout.never_terminate),
-        "samples": len(shown),
-    }
-    lines = [facts.table(summary)]
-    if config.reward.name != GROUND_TRUTH and "return" in summary["scores"]["trained"]:
-        why = f"not of {config.reward.name}, by which it was trained"
-        if not config.is_on_device:
-            why = (
-                f"no language model was asked for {config.reward.name}; qrag_jax.answer asks one "
-                "about the retrieval log"
-            )
-        lines.append(f"returns are those of the supporting facts: {why}")
-    return scoring.end_scoring(out, raw, summary, [*lines, f"retrieval log: {logs[2]}"])
+            planned, size = f"{own}/planned_{name}", run.config.eval.batch_size
+            yield scoring.Way(planned, facts.PLANNED, by_beam, record, size=size)
+
+    def summary(
+        self, predictor: scoring.Predictor, found: scoring.Logs
+    ) -> tuple[dict[str, Any], list[str]]:
+        config, which = self.run.config, predictor.options.checkpoint
+        both = itertools.product((facts.UNTRAINED, facts.TRAINED), ("multi", "single"))
+        logs = zip([*(facts.NAMES[each] for each in both), facts.PLANNED], found)
+        played = {name: RETRIEVALS.read(log) for name, (_, log) in logs}
+        summary: dict[str, Any] = {
+            "best_is_untrained": which == "best" and predictor.steps[which] == 0,
+            **facts.compared(played, in_full=config.rollout.never_terminate),
+            "samples": len(predictor.asked),
+        }
+        lines = [facts.table({"checkpoint": which, "step": predictor.steps[which], **summary})]
+        if config.reward.name != GROUND_TRUTH and "return" in summary["scores"]["trained"]:
+            why = f"not of {config.reward.name}, by which it was trained"
+            if not config.is_on_device:
+                why = (
+                    f"no language model was asked for {config.reward.name}; qrag_jax.answer asks "
+                    "one about the retrieval log"
+                )
+            lines.append(f"returns are those of the supporting facts: {why}")
+        return summary, [*lines, f"retrieval log: {found[2][1]}"]
+
+
+def _both(
+    evaluator: episodes.EpisodeEvaluator, params: Params | Adapted
+) -> list[Callable[[Sequence[Sample], int], list[Row]]]:
+    """Plays in several steps, and in one, whose rows the same play gives."""
+    rows = cache(lambda first, count: evaluator.rows(params, slice(first, first + count)))
+
+    def play(kind: int, part: Sequence[Sample], first: int) -> list[Row]:
+        return rows(first, len(part))[kind]
+
+    return [partial(play, kind) for kind in (0, 1)]
 
 
 def log_record(
