@@ -107,7 +107,7 @@ def _where() -> dict[str, list[Any]] | None:
 def _retriever() -> Retriever:
     """The retriever that the flags ask for, with its index open."""
     if run_flags.search_kind(READ_BY) in (PLAIN, WORDS):
-        return run_flags.opened_search()
+        return run_flags.search_opener()()
     endpoints = None
     if BACKEND.value == ENDPOINT:
         if not URL.value:
@@ -115,7 +115,7 @@ def _retriever() -> Retriever:
         models = STATE_MODEL.value, CHUNK_MODEL.value
         endpoints = Endpoints(URL.value, *models, CHUNK_URL.value, API_KEY_ENV.value)
     how: Any = {flag.name: flag.value for flag in (BACKEND, DEVICE, PER_STEP)}
-    return run_flags.opened_search(endpoints=endpoints, **how)
+    return run_flags.search_opener(endpoints=endpoints, **how)()
 
 
 def _answer(

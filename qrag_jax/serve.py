@@ -80,13 +80,12 @@ def main() -> int:
     }
     try:
         with StopSignal() as stop:
-            # Refused before anything is loaded.
-            _, _ = run_flags.searched_index(), run_flags.search_kind()
-            _, _ = run_flags.searching(), run_flags.plain_encoder()
-            folder = Path(flags.FLAGS.index or "").expanduser()
+            run_flags.search_kind()
+            opened = run_flags.search_opener()
+            folder = Path(flags.FLAGS.index).expanduser()
             limits["version"] = functools.partial(index_folder.version, folder)
             (_serve_mcp if MCP.value else _serve_http)(
-                lambda: Searcher(run_flags.opened_search().engine), limits, stop
+                lambda: Searcher(opened().engine), limits, stop
             )
     except KeyboardInterrupt:
         return 130

@@ -6,7 +6,7 @@ import importlib
 import itertools
 import re
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,9 +23,8 @@ from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.writers import has_evaluation
 
 if TYPE_CHECKING:
-    from qrag_jax.retrieval.index_folder import IndexAt
     from qrag_jax.systems.config import SystemConfig
-    from qrag_jax.systems.retriever import LoadSettings, PlainEncoder, Retriever
+    from qrag_jax.systems.retriever import Retriever
 
 Q_RAG = "q_rag"
 # Fields that may name a file of Python that runs when the data are read or episodes are played.
@@ -305,42 +304,36 @@ def search_kind(further: Mapping[str, tuple[str, ...]] | None = None) -> str:
     return chosen
 
 
-def searched_index() -> IndexAt:
+def search_opener(**how: Any) -> Callable[[], Retriever]:
+    """Opens the retriever that the flags name, with its index; refuses them before that.
+
+    `how`: further `LoadSettings`.
+    """
     from qrag_jax.retrieval.index_folder import IndexAt
+    from qrag_jax.systems.retriever import (
+        LoadSettings,
+        PlainEncoder,
+        Retriever,
+        SingleStepRetriever,
+    )
 
-    if not flags.FLAGS.index:
+    given, plain = flags.FLAGS, None
+    if not given.index:
         raise InputError("give the folder of an index, for example --index=indexes/wiki.")
-    return IndexAt(Path(flags.FLAGS.index).expanduser(), flags.FLAGS.engine, flags.FLAGS.qdrant)
-
-
-def searching(**how: Any) -> tuple[str, LoadSettings]:
-    """The folder of the trained retriever, "": there is none; and how it is computed."""
-    from qrag_jax.systems.retriever import LoadSettings
-
-    folder = flags.FLAGS.workdir or flags.FLAGS.retriever or ""
+    at = IndexAt(Path(given.index).expanduser(), given.engine, given.qdrant)
+    folder = given.workdir or given.retriever or ""
     if folder and not Path(folder).expanduser().is_dir():
         raise InputError(f"{folder} is no folder; give --workdir=RUN or --retriever=EXPORT.")
-    dtype = "" if flags.FLAGS.compute == "auto" else flags.FLAGS.compute
-    settings = LoadSettings(checkpoint=flags.FLAGS.checkpoint, dtype=dtype, **how)
-    return folder, settings
+    dtype = "" if given.compute == "auto" else given.compute
+    settings = LoadSettings(checkpoint=given.checkpoint, dtype=dtype, **how)
+    if given.encoder:
+        prefixes, most = (given.question_prefix, given.chunk_prefix), given.max_chunk_tokens
+        computed = {"dtype": given.compute, "pooling": given.pooling}
+        plain = PlainEncoder.of(given.encoder, *prefixes, most, **computed)
 
+    def opened() -> Retriever:
+        retriever = Retriever.load(folder, settings) if folder else SingleStepRetriever(plain)
+        retriever.open(at.folder, at.engine, at.url)
+        return retriever
 
-def plain_encoder() -> PlainEncoder | None:
-    """The plain encoder, which needs jax; None: words are compared."""
-    if not flags.FLAGS.encoder:
-        return None
-    from qrag_jax.systems.retriever import PlainEncoder
-
-    values = flags.FLAGS
-    how = values.encoder, values.question_prefix, values.chunk_prefix, values.max_chunk_tokens
-    return PlainEncoder.of(*how, dtype=values.compute, pooling=values.pooling)
-
-
-def opened_search(**how: Any) -> Retriever:
-    """The retriever that the flags name, with its index open; `how`: further `LoadSettings`."""
-    from qrag_jax.systems.retriever import Retriever, SingleStepRetriever
-
-    (folder, settings), at = searching(**how), searched_index()
-    retriever = Retriever.load(folder, settings) if folder else SingleStepRetriever(plain_encoder())
-    retriever.open(at.folder, at.engine, at.url)
-    return retriever
+    return opened

@@ -34,11 +34,9 @@ from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.whole_files import log_locks, write_json
 from qrag_jax.systems.config import ALL, REPORTED, Drawn
 from qrag_jax.systems.token_config import StagePlan
-from qrag_jax.systems.training import Opening
+from qrag_jax.systems.training import MeshSystem, Opening
 
 SUMMARY = "summary.json"
-ASKED = ("questions.dev", "questions.bridge_seed")  # fields that say what is evaluated on
-DATA = ("data.", "eval.path")  # the same, of encoders
 NOT_KEPT = "its weights are not kept"
 # Fields that change no row of a retrieval log. A name that ends with a dot is a whole section; * is
 # any name.
@@ -116,7 +114,7 @@ def begin_scoring(
     raw: ConfigDict,
     options: ScoreOptions,
     fields: Sequence[str],
-    asked: Sequence[str] = ASKED,
+    asked: Sequence[str] = MeshSystem.ASKED,
 ) -> tuple[ConfigDict, Path, Callable[[Drawn], dict[str, Any]]]:
     """Sets a run's config to the questions that its scores are of.
 

@@ -16,7 +16,7 @@ import ml_collections
 import pytest
 
 from configs import common, hotpotqa, own
-from qrag_jax.data.loading import DataConfig, LoadedSamples, sources_section
+from qrag_jax.data.loading import DataConfig, LoadedSamples, documents_of_lengths, sources_section
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.row_log import differing
@@ -26,7 +26,7 @@ from qrag_jax.runtime.saved_config import flat, save_config
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag.config import QRagConfig, fill_from_saved, settled
 from qrag_jax.systems.q_rag.run import SavedRun
-from qrag_jax.systems.q_rag.scoring import BEAM_FIELDS, documents_of_lengths, log_record
+from qrag_jax.systems.q_rag.scoring import BEAM_FIELDS, log_record
 from qrag_jax.systems.q_rag.system import QRag, with_labels
 from qrag_jax.systems.scoring import FREE_FIELDS, is_free
 from tests.models.test_folders import write_pooling as write_modules

@@ -98,7 +98,7 @@ class Harr(MeshSystem[HarrConfig]):
     """
 
     SETTINGS = HarrConfig
-    OF_QUESTIONS, ASKED = scoring.DATA, ("data.path", "data.sources", "eval.path")
+    OF_QUESTIONS, ASKED = ("data.", "eval.path"), ("data.path", "data.sources", "eval.path")
     models: HarrModels  # what the agent and the rewards ask
 
     def __post_init__(self) -> None:

@@ -19,13 +19,11 @@ from ml_collections import ConfigDict
 
 from qrag_jax.algorithms.advantages import discounted_return
 from qrag_jax.data.episodes import EpisodeShape
-from qrag_jax.data.loading import DataConfig, load_split
-from qrag_jax.data.long_docs import Documents, babilong_documents, check_unseen, niah_documents
+from qrag_jax.data.loading import documents_of_lengths, load_split
+from qrag_jax.data.long_docs import check_unseen
 from qrag_jax.data.sample import LazySamples, Sample, fingerprint
-from qrag_jax.data.sources import BABILONG, NIAH
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments import positions
-from qrag_jax.errors import InputError
 from qrag_jax.evaluators import episodes
 from qrag_jax.feedback.facts import GROUND_TRUTH, fact_feedback
 from qrag_jax.learners.state import encoder_key
@@ -328,29 +326,6 @@ def score_lengths(
         f"supporting facts are found\ntable: {written}\nplot: {plot}"
     )
     return results
-
-
-def documents_of_lengths(
-    config: DataConfig, counts: Mapping[int, int], *, every_story: bool = False
-) -> dict[int, Documents]:
-    """The first documents of each length, so many, from the stories that fit the shortest one.
-
-    Short documents have room only for short stories, which are the easy ones. If each length used
-    all stories that fit it (`every_story`), a retriever would look worse on longer documents for
-    that reason alone.
-    """
-    names = [name for name, weight in config.sources.items() if weight]
-    if names == [BABILONG]:
-        limits = (config.babilong.most_facts, 0 if every_story else min(counts))
-        most = min(filter(None, limits), default=0)
-        made = dataclasses.replace(config.babilong, stories=config.path, most_facts=most)
-        return {n: babilong_documents(made, "dev", n, count) for n, count in counts.items()}
-    if names == [NIAH] and not config.path:
-        return {n: niah_documents(config.niah, "dev", n, count) for n, count in counts.items()}
-    raise InputError(
-        f"documents of {', '.join(names)} cannot be made longer or shorter; score runs of "
-        "babilong, or of niah without data files, at several lengths."
-    )
 
 
 def _table(results: Sequence[dict[str, Any]]) -> str:

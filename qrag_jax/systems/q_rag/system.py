@@ -23,7 +23,13 @@ from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, TrainingScores, make_play
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, NEEDED, fact_feedback, labelled
+from qrag_jax.feedback.facts import (
+    ANSWER_IN_CHUNK,
+    GROUND_TRUTH,
+    NEEDED,
+    fact_feedback,
+    labelled_splits,
+)
 from qrag_jax.feedback.rewards import METRICS, OWN, Rewards, open_own
 from qrag_jax.learners import two_towers
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
@@ -381,7 +387,7 @@ def with_labels(config: QRagConfig, train: LoadedSamples, dev: LoadedSamples) ->
     if config.eval.best_by == UNTIL_FOUND:
         _check_facts(dev, f"config.eval.best_by is {UNTIL_FOUND}", "use return")
     if config.reward.name == ANSWER_IN_CHUNK:
-        return _by_answers(train, dev)
+        return Labelled(*labelled_splits(train, dev), has_facts=False)
     if config.reward.name == GROUND_TRUTH:
         for loaded in (train, dev):
             other = f"use config.reward.name={ANSWER_IN_CHUNK} or a language model's reward"
@@ -403,44 +409,6 @@ def _read(loaded: LoadedSamples) -> Iterator[Sample]:
     """All samples but those of sources that make their documents, which have facts."""
     for samples in loaded.by_source.values():
         yield from () if isinstance(samples, LazySamples) else samples
-
-
-def _by_answers(train: LoadedSamples, dev: LoadedSamples) -> Labelled:
-    """Labels the chunks in which answers stand; evaluation questions without any stay unscored."""
-    reward = f"config.reward.name is {ANSWER_IN_CHUNK}"
-    sources = [*train.by_source.items(), *dev.by_source.items()]
-    for name, samples in sources:
-        if isinstance(samples, LazySamples):
-            raise InputError(
-                f"{reward}, but {name} makes documents with known facts; use {GROUND_TRUTH}."
-            )
-    if len({name in OF_VALUES for name, _ in sources}) > 1:
-        raise InputError(
-            f"{reward}, which needs one chunk of most data and all values of "
-            f"{', '.join(OF_VALUES)}, and config.data.sources has both; name one."
-        )
-    report = list(train.report)
-
-    def marked(samples: Sequence[Sample], whose: str, without: str) -> list[Sample]:
-        """All samples; those that cannot be rewarded have no supporting chunk."""
-        found, counts = labelled(samples)
-        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
-        if not any(sample.support for sample in found):
-            raise InputError(
-                f"{reward}, but no {whose} question can be rewarded by it ({reasons}); give data "
-                "with answers in config.data.path and config.eval.path, or another reward."
-            )
-        if reasons:
-            report.append(f"{sum(counts.values())} {whose} questions {without}: {reasons}")
-        return found
-
-    kept: dict[str, Sequence[Sample]] = {}
-    for name, samples in train.by_source.items():
-        found = marked(samples, f"{name} training", "left out")
-        kept[name] = [sample for sample in found if sample.support]
-    played = marked(dev.all, "evaluation", "not scored in training")
-    scored = [number for number, sample in enumerate(played) if sample.support]
-    return Labelled(LoadedSamples(kept, report), played, scored, has_facts=False)
 
 
 SYSTEM = QRag
