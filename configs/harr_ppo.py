@@ -5,8 +5,8 @@
 The variants are those of configs/harr_grpo.py: `:tiny`, `:minilm` and `:DATA-AGENT-SIZE`.
 """
 
-from configs import common_harr
+from configs import harr_grpo
 
 
 def get_config(arg: str = "tiny"):
-    return common_harr.get_config("ppo", arg)
+    return harr_grpo.get_config(arg, "ppo")

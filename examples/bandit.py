@@ -9,8 +9,7 @@ reward as its baseline learns w. Batches depend on seed and step, so a resumed r
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +23,8 @@ from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.runtime.config_fields import fill, section
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.saved_config import TrainConfig, save_config
+from qrag_jax.runtime.saved_config import TrainConfig
+from qrag_jax.systems import System
 
 FEATURES = ("share of the question's words", "first words shared", "length / 30 words")
 
@@ -32,23 +32,6 @@ FEATURES = ("share of the question's words", "first words shared", "length / 30 
 def get_config() -> ConfigDict:
     train = section(TrainConfig, steps=40, batch_size=16, log_every=5, eval_every=20)
     return ConfigDict({"system": "examples/bandit.py", "rate": 8.0, "seed": 42, "train": train})
-
-
-def check(config: ConfigDict) -> None:
-    fill(TrainConfig, config.train, "train")
-
-
-def before_devices(config: ConfigDict, *, dry: bool = False, described: bool = False) -> None:
-    """It needs nothing."""
-
-
-@contextlib.contextmanager
-def open_system(
-    config: ConfigDict, run: Run, *, dry: bool = False, devices: Any = None
-) -> Iterator[Bandit]:
-    if not run.has_begun:
-        save_config(config, run.config_path)
-    yield Bandit(config)
 
 
 def features(record: Mapping[str, Any]) -> np.ndarray:
@@ -100,11 +83,15 @@ class Batches:  # a `rollouts.experience.Experience`
         return {"episodes": float(self._position * len(self.samples))}
 
 
-class Bandit:  # a `systems.System`
+class Bandit(System):
     profile = 0
     data: dict[str, str] = {"records": "tiny_own"}  # noqa: RUF012
     provenance: dict[str, Any] = {}  # noqa: RUF012
     line = f"a bandit of {len(FEATURES)} features"
+
+    @classmethod
+    def check(cls, config: ConfigDict) -> None:
+        fill(TrainConfig, config.train, "train")
 
     def __init__(self, config: ConfigDict) -> None:
         self.shown = {"reward": ".3f"}
@@ -126,7 +113,7 @@ class Bandit:  # a `systems.System`
             new = State(state.params - config.rate * gradient, state.step + 1)
             return new, {"loss": value, "reward": reward.mean(), "skipped": jnp.float32(0)}
 
-        self.update = jax.jit(update, donate_argnums=0)
+        self._update = jax.jit(update, donate_argnums=0)
 
     def names(self, numbers: Sequence[int], step: int) -> list[str]:
         return [f"question {number}" for number in numbers]
@@ -136,6 +123,9 @@ class Bandit:  # a `systems.System`
 
     def experience(self, run: Run, stop: StopSignal) -> Batches:
         return Batches(self._config, Questions.read("train"), run.progress.batches or 0)
+
+    def update(self, state: State, episodes: Any) -> tuple[State, dict[str, jax.Array]]:
+        return self._update(state, episodes)
 
     def evaluate(self, state: State, step: int, stop: StopSignal) -> Evaluation:
         """The share of questions whose best passage is a supporting one."""
@@ -147,3 +137,6 @@ class Bandit:  # a `systems.System`
     def export(self, state: State, out: Path) -> None:
         weights = zip(FEATURES, np.asarray(state.params).tolist(), strict=True)
         (out / "weights.txt").write_text("".join(f"{name}: {w}\n" for name, w in weights))
+
+
+SYSTEM = Bandit

@@ -41,7 +41,7 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.whole_files import log_locks, writing
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.scoring import ScoreOptions, resumable
+from qrag_jax.systems.scoring import ScoreOptions, resumable, score_run
 
 SAMPLES = flags.DEFINE_list(
     "samples", [], "Questions to score, 0 or none for all; of --chunks: documents of each length."
@@ -94,9 +94,8 @@ def main() -> int:
         return _lengths(workdir, config, options, counts or [100])
     if len(counts) > 1:
         raise InputError("--samples has several numbers, which are for --chunks; give one.")
-    score = systems.scorer(system)
     with writing(OUT.value or workdir / "eval", "--out"):
-        return resumable(lambda: score(workdir, config, options), "what is scored")
+        return resumable(lambda: score_run(workdir, config, options), "what is scored")
 
 
 def _lengths(workdir: Path, config: ConfigDict, options: ScoreOptions, counts: list[int]) -> int:

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
-from qrag_jax.learners.state import encoder_key, place
+from qrag_jax.learners.state import encoder_key
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import begin, refuse_other
 from qrag_jax.metrics.rows import REWARDS, RewardRow
@@ -31,9 +31,8 @@ from qrag_jax.runtime.saved_config import FREE_FIELDS, flat
 from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.harr.config import HarrConfig
-from qrag_jax.systems.harr.scoring import AT_ONCE, opened_run
-from qrag_jax.systems.harr.system import INDEX
-from qrag_jax.systems.scoring import Questions, Way, check_trained, resumable, saved_params
+from qrag_jax.systems.harr.system import AT_ONCE, INDEX, Harr
+from qrag_jax.systems.scoring import FIRST, Questions, ScoreOptions, Way, open_predictor, resumable
 
 HARR, EXAMPLE = HarrConfig.NAME, "configs/harr_grpo.py:tiny"
 OUT = flags.DEFINE_string("out", None, "File to write, or to go on with: NAME.jsonl.")
@@ -75,12 +74,8 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
     GRPO learns nothing from a question whose episodes all have the same reward. The draws of an
     episode depend on the number of its question and of its member alone.
     """
-    raw = raw.copy_and_resolve_references()
-    raw.questions.kept = ""  # also those that were left out are played again
     config, count, least_std = HarrConfig.of(raw), ROLLOUTS.value, LEAST_STD.value
     folder = workdir or log.with_suffix(".files")  # of encoder and index
-    if workdir:
-        check_trained(workdir)
     free = (*FREE_FIELDS, *HarrConfig.FREE_FIELDS, *_OF_TRAINING)
     fields = {n: v for n, v in flat(raw.to_dict()).items() if not n.startswith(free)}
     settings: dict[str, Any] = {"config": fields, "rollouts": count}
@@ -92,16 +87,12 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
         for name in (FOLDER, INDEX):
             shutil.rmtree(folder / name, ignore_errors=True)
         begin(log, settings)
-    with opened_run(config, folder) as (system, stop):
-        inputs = system.inputs
-        trained = inputs.encoder.trained, system.learner.shardings.params
-        if workdir:
-            params, _ = saved_params(workdir, flags.FLAGS.checkpoint, *trained)
-        else:
-            params = place(*trained)
+    with open_predictor(Harr, raw, workdir, ScoreOptions(""), folder=folder) as player:
+        system = player.system
+        params = player.weights(flags.FLAGS.checkpoint if workdir else FIRST).params
         settings |= {
-            "data": inputs.data,
-            "weights": encoder_key((params, inputs.encoder.stored), {}),
+            "data": system.inputs.data,
+            "weights": encoder_key((params, system.inputs.model.stored), {}),
             "answers depend on": system.provenance,
         }
         kept = REWARDS.read_partial(log)
@@ -109,7 +100,8 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
             REWARDS.rewrite(log, rows)
 
         def play(part: Sequence[Sample], first: int) -> list[RewardRow]:
-            played = system.play(params, system.starts(part, count, _FILTERED, first), stop)
+            stop, starts = player.stop, system.starts(part, count, _FILTERED, first)
+            played = system.play(params, starts, stop)
             scores = iter(system.scores([g for g in part for _ in range(count)], played, stop))
             total, rows = config.reward.rewards.total, list[RewardRow]()
             for gold in part:
@@ -118,8 +110,8 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
                 rows.append(reward_row((gold.id, gold.question), rewards, least_std))
             return rows
 
-        asked = Questions(REWARDS, inputs.train, max(1, AT_ONCE // count))
-        asked.into(log, Way(log.stem, "rewards", play, settings), stop, restart=False)
+        asked = Questions(REWARDS, system.inputs.train, max(1, AT_ONCE // count))
+        asked.into(log, Way(log.stem, "rewards", play, settings), player.stop, restart=False)
 
 
 if __name__ == "__main__":

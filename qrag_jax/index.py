@@ -43,7 +43,7 @@ from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh
 from qrag_jax.runtime.platform import enable_persistent_cache
 from qrag_jax.runtime.whole_files import writing
-from qrag_jax.systems import index_change, indexing, run_flags
+from qrag_jax.systems import indexing, run_flags
 
 OF_SETTINGS = ("dtype", "language", "skip_empty", "part", "workers")
 # Flag → the engines that read it; flags of new indexes, and of encoders.
@@ -147,7 +147,7 @@ def main() -> int:
             what: Any = {"add": add, "remove": remove, "settings": settings, "stop": stop}
             try:
                 if changes:
-                    indexed = index_change.change_index(out, encoder, **what)
+                    indexed = indexing.change_index(out, encoder, **what)
                 else:
                     indexed = indexing.index_corpus(source, out, encoder, settings, stop)
             except Stopped as stopped:

@@ -74,7 +74,7 @@ def main() -> int:
     if file and file.suffix != ".jsonl":
         raise InputError(f"--out={file} is not named as JSON lines; give a name.jsonl.")
     folder, draws = workdir or _own_folder(Path(str(file))), SAMPLED.value or 1
-    kind, options = systems.module(config).SYSTEM, ScoreOptions("", sampled=SAMPLED.value)
+    kind, options = systems.kind(config), ScoreOptions("", sampled=SAMPLED.value)
     asked = {"folder": folder, **_asked(kind, workdir, config, file)}
     opened = open_predictor(kind, config, workdir, options, **asked)
     with writing(file or folder, "--out"), opened as player:

@@ -35,7 +35,7 @@ from qrag_jax.retrieval.protocol import Where
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.retriever_config import passage_text
 from qrag_jax.runtime.whole_files import replacing, writing
-from qrag_jax.systems import search_flags
+from qrag_jax.systems import run_flags
 from qrag_jax.systems.retriever import (
     BACKENDS,
     ENDPOINT,
@@ -45,7 +45,7 @@ from qrag_jax.systems.retriever import (
     Retriever,
     SingleStepRetriever,
 )
-from qrag_jax.systems.search_flags import EXPORT, PLAIN, RUN, WORDS
+from qrag_jax.systems.run_flags import EXPORT, PLAIN, RUN, WORDS
 
 AT_ONCE = 256  # questions searched side by side
 SHOWN = 300  # characters of a text on the screen
@@ -72,7 +72,7 @@ STATE_MODEL = flags.DEFINE_string("state_model", "state", "Name of the state tow
 CHUNK_MODEL = flags.DEFINE_string("chunk_model", "chunk", "Name of the chunk tower on it.")
 API_KEY_ENV = flags.DEFINE_string("api_key_env", "", "Environment variable with the API key.")
 
-# What only some kinds of search read, besides those of `search_flags`.
+# What only some kinds of search read, besides those of `run_flags`.
 _OF_ENDPOINTS = ("url", "chunk_url", "state_model", "chunk_model", "api_key_env")
 _OF_STEPS = ("steps", "beam", "threshold", "per_step", "backend", "device", *_OF_ENDPOINTS)
 READ_BY = {**dict.fromkeys(_OF_STEPS, (RUN, EXPORT)), "k": (PLAIN, WORDS)}
@@ -106,8 +106,8 @@ def _where() -> dict[str, list[Any]] | None:
 
 def _retriever() -> Retriever:
     """The retriever that the flags ask for, with its index open."""
-    if search_flags.kind(READ_BY) in (PLAIN, WORDS):
-        return search_flags.opened()
+    if run_flags.search_kind(READ_BY) in (PLAIN, WORDS):
+        return run_flags.search_opener()()
     endpoints = None
     if BACKEND.value == ENDPOINT:
         if not URL.value:
@@ -115,7 +115,7 @@ def _retriever() -> Retriever:
         models = STATE_MODEL.value, CHUNK_MODEL.value
         endpoints = Endpoints(URL.value, *models, CHUNK_URL.value, API_KEY_ENV.value)
     how: Any = {flag.name: flag.value for flag in (BACKEND, DEVICE, PER_STEP)}
-    return search_flags.opened(endpoints=endpoints, **how)
+    return run_flags.search_opener(endpoints=endpoints, **how)()
 
 
 def _answer(
@@ -182,4 +182,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main, words=QUESTIONS)
+    commandline.run(main, define=run_flags.define_search, words=QUESTIONS)

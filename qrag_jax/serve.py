@@ -29,7 +29,7 @@ from qrag_jax.retrieval import index_folder
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT, Searcher, Worker
-from qrag_jax.systems import search_flags
+from qrag_jax.systems import run_flags
 
 INSTALL = "{} needs the package {}: run pip install 'qrag_jax[{}]'"
 
@@ -80,12 +80,12 @@ def main() -> int:
     }
     try:
         with StopSignal() as stop:
-            _, _ = search_flags.index(), search_flags.kind()  # refused before anything is loaded
-            _, _ = search_flags.trained(), search_flags.plain_encoder()
-            folder = Path(search_flags.INDEX.value or "").expanduser()
+            run_flags.search_kind()
+            opened = run_flags.search_opener()
+            folder = Path(flags.FLAGS.index).expanduser()
             limits["version"] = functools.partial(index_folder.version, folder)
             (_serve_mcp if MCP.value else _serve_http)(
-                lambda: Searcher(search_flags.opened().engine), limits, stop
+                lambda: Searcher(opened().engine), limits, stop
             )
     except KeyboardInterrupt:
         return 130
@@ -95,4 +95,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    commandline.run(main)
+    commandline.run(main, define=run_flags.define_search)

@@ -176,11 +176,8 @@ def test_programs_of_every_tiny_experiment_fit(name: str, tmp_path: Path) -> Non
     config: Any = module(name).get_config("tiny")
     if "cache" in config.get("data", {}):
         config.data.cache = str(tmp_path / "cache")
-    systems.check(config)
-    with (
-        Run.open(tmp_path / "run", 0.0) as run,
-        systems.open_system(config, run, dry=True) as system,
-    ):
+    kind = systems.check(config)
+    with Run.open(tmp_path / "run", 0.0) as run, kind.open_system(config, run, dry=True) as system:
         shapes = {p.name: jax.eval_shape(p.function, *p.arguments) for p in system.programs()}
     updates = [shapes[key] for key in shapes if key.startswith("update")]
     assert updates

@@ -12,7 +12,7 @@ import pytest
 from configs import harr_grpo
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
-from qrag_jax.systems.harr import system as harr
+from qrag_jax.systems.harr.system import Harr
 from tests.entry_points import Commands, json_lines, refusal
 from tests.support import worlds
 from tests.support.worlds import record_of, write_lines
@@ -73,7 +73,7 @@ def test_training_draws_the_kept_ones(log: Path, tmp_path: Path) -> None:
     assert 0 < len(kept) < QUESTIONS
     config.update_from_flattened_dict(FIELDS)
     config.questions.kept, stop = str(log), StopSignal()
-    with Run.open(tmp_path / "all", 0.0) as run, harr.open_system(config, run) as system:
+    with Run.open(tmp_path / "all", 0.0) as run, Harr.open_system(config, run) as system:
         assert [each.id for each in system.inputs.train] == kept
         assert len(system.inputs.index.corpus) > 8 * QUESTIONS  # that of all questions
         run.restore(system.first_state, system.data, {})

@@ -118,13 +118,13 @@ def with_system(
     sizes = json.loads(file.read_text()) if section.path and file.exists() else {}
     layers = sizes.get("num_hidden_layers", 0)
     vocab = 0 if "encoder" in config else sizes.get("vocab_size", 0)
-    systems.check(config)
-    systems.before_devices(config, dry=True, described=target != CPU)
+    kind = systems.check(config)
+    kind.before_devices(config, dry=True, described=target != CPU)
     devices = devices_of(target, math.prod(mesh))
     with (
         tempfile.TemporaryDirectory() as folder,
         Run.open(Path(folder) / "run", time.monotonic()) as run,
-        systems.open_system(config, run, dry=True, devices=devices) as system,
+        kind.open_system(config, run, dry=True, devices=devices) as system,
     ):
         return use(system, layers, vocab, sizes.get("hidden_size", 0))
 

@@ -40,9 +40,9 @@ def update_cases(setting: Setting) -> Iterator[Case]:
             config.data.path = str(DATA / "hotpotqa") if found else INVENTED
         config.data.update(cache=str(setting.folder), limit=128 if quick else 2048)
         config.train.update(batch_size=questions, accumulation=1)
-    systems.check(config)
+    kind = systems.check(config)
     system: Any  # Q-RAG's, with its data and its encoder
-    with Run.open(setting.folder / "q_rag", 0.0) as run, systems.open_system(config, run) as system:
+    with Run.open(setting.folder / "q_rag", 0.0) as run, kind.open_system(config, run) as system:
         state, experience = system.first_state(), system.experience(run, STOP)
         taken, params = system.config, jax.tree.map(np.asarray, state.params)
         peer = BatchedPeer(

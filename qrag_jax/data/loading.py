@@ -12,6 +12,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.long_docs import (
     BabilongConfig,
+    Documents,
     DocumentsConfig,
     NiahConfig,
     babilong_documents,
@@ -344,3 +345,26 @@ def truncation_report(store: TokenStore, config: DataConfig, tokenizer: TextToke
     if all(some <= _MANY * every for some, every, *_ in cut):
         return line
     return f"warning: {line}. What is cut off is not read: raise the field, or split the texts."
+
+
+def documents_of_lengths(
+    config: DataConfig, counts: Mapping[int, int], *, every_story: bool = False
+) -> dict[int, Documents]:
+    """The first documents of each length, so many, from the stories that fit the shortest one.
+
+    Short documents have room only for short stories, which are the easy ones. If each length used
+    all stories that fit it (`every_story`), a retriever would look worse on longer documents for
+    that reason alone.
+    """
+    names = [name for name, weight in config.sources.items() if weight]
+    if names == [BABILONG]:
+        limits = (config.babilong.most_facts, 0 if every_story else min(counts))
+        most = min(filter(None, limits), default=0)
+        made = dataclasses.replace(config.babilong, stories=config.path, most_facts=most)
+        return {n: babilong_documents(made, "dev", n, count) for n, count in counts.items()}
+    if names == [NIAH] and not config.path:
+        return {n: niah_documents(config.niah, "dev", n, count) for n, count in counts.items()}
+    raise InputError(
+        f"documents of {', '.join(names)} cannot be made longer or shorter; score runs of "
+        "babilong, or of niah without data files, at several lengths."
+    )

@@ -10,8 +10,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from qrag_jax.data.sample import Sample
-from qrag_jax.errors import Weight
+from qrag_jax.data.loading import LoadedSamples
+from qrag_jax.data.sample import OF_VALUES, LazySamples, Sample
+from qrag_jax.errors import InputError, Weight
 from qrag_jax.metrics.answers import answer_place, answer_places, worded
 
 GROUND_TRUTH = "ground_truth"
@@ -103,3 +104,46 @@ def labelled(samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, int]]:
             without[NOWHERE if worded(sample.answers) else wordless] += 1
         result.append(dataclasses.replace(sample, support=places))
     return result, dict(without)
+
+
+def labelled_splits(
+    train: LoadedSamples, dev: LoadedSamples
+) -> tuple[LoadedSamples, list[Sample], list[int]]:
+    """Labels the chunks in which answers stand.
+
+    Gives what is trained on, all evaluation questions, and the numbers of those that have any.
+    """
+    reward = f"config.reward.name is {ANSWER_IN_CHUNK}"
+    sources = [*train.by_source.items(), *dev.by_source.items()]
+    for name, samples in sources:
+        if isinstance(samples, LazySamples):
+            raise InputError(
+                f"{reward}, but {name} makes documents with known facts; use {GROUND_TRUTH}."
+            )
+    if len({name in OF_VALUES for name, _ in sources}) > 1:
+        raise InputError(
+            f"{reward}, which needs one chunk of most data and all values of "
+            f"{', '.join(OF_VALUES)}, and config.data.sources has both; name one."
+        )
+    report = list(train.report)
+
+    def marked(samples: Sequence[Sample], whose: str, without: str) -> list[Sample]:
+        """All samples; those that cannot be rewarded have no supporting chunk."""
+        found, counts = labelled(samples)
+        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
+        if not any(sample.support for sample in found):
+            raise InputError(
+                f"{reward}, but no {whose} question can be rewarded by it ({reasons}); give data "
+                "with answers in config.data.path and config.eval.path, or another reward."
+            )
+        if reasons:
+            report.append(f"{sum(counts.values())} {whose} questions {without}: {reasons}")
+        return found
+
+    kept: dict[str, Sequence[Sample]] = {}
+    for name, samples in train.by_source.items():
+        found = marked(samples, f"{name} training", "left out")
+        kept[name] = [sample for sample in found if sample.support]
+    played = marked(dev.all, "evaluation", "not scored in training")
+    scored = [number for number, sample in enumerate(played) if sample.support]
+    return LoadedSamples(kept, report), played, scored

@@ -1,7 +1,6 @@
 """The systems that can be trained: each is a folder, whose module `system` assembles the parts.
 
-The module has the functions `check`, `before_devices` and `open_system`, as they are here, and may
-have `score_run`, as `scoring` has it.
+The module names its class `SYSTEM`, which is a `System`.
 
 In all of these modules, what takes a `StopSignal` raises `Stopped` when a signal came, what plays
 raises `FeedbackLost` when too many episodes fail, and what writes raises `OSError`.
@@ -14,13 +13,13 @@ import dataclasses
 import importlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
+from qrag_jax.runtime.saved_config import TrainConfig, save_config
 
 if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`) needs no jax
     from ml_collections import ConfigDict
@@ -30,7 +29,6 @@ if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`)
     from qrag_jax.runtime.aot import Program
     from qrag_jax.runtime.interrupt import StopSignal
     from qrag_jax.runtime.run import Run
-    from qrag_jax.runtime.saved_config import TrainConfig
 
 # config.system → its module.
 SYSTEMS = {
@@ -43,7 +41,7 @@ SYSTEMS = {
 
 
 class System(Protocol):
-    """What the training loop asks of a system."""
+    """What the training loop asks of a system; a class of your own inherits the defaults."""
 
     train: TrainConfig  # section `train` of the config
     profile: int  # number of steps to trace
@@ -51,6 +49,37 @@ class System(Protocol):
     provenance: Mapping[str, Any]  # what the rewards depend on besides the data
     line: str  # one line for the screen: what is trained, and on what
     shown: Mapping[str, str]  # metrics shown next to the progress bar: name → format
+
+    @classmethod
+    def check(cls, config: ConfigDict) -> None:
+        """Checks an experiment."""
+
+    @classmethod
+    def before_devices(
+        cls, config: ConfigDict, *, dry: bool = False, described: bool = False
+    ) -> None:
+        """Sets what JAX reads when it looks for devices.
+
+        Args:
+            dry: nothing will be trained, so no server needs memory.
+            described: programs are compiled for devices that are not here.
+        """
+
+    @classmethod
+    @contextlib.contextmanager
+    def open_system(
+        cls, config: ConfigDict, run: Run, *, dry: bool = False, devices: Any = None
+    ) -> Iterator[Any]:
+        """Opens the system of a config: reads and checks the run's folder, the data and the model.
+
+        Args:
+            dry: a dry run, for which no server is started.
+            devices: None: all of this process. They may be described ones (`runtime.aot`), on which
+                nothing can be placed.
+        """
+        run.begin(lambda: save_config(config, run.config_path))
+        make: Any = cls
+        yield make(config)
 
     # The first state of training, built in place; it has a field `params`.
     def first_state(self) -> Any: ...
@@ -69,32 +98,13 @@ class System(Protocol):
     # package puts in the new folder `out`.
 
 
-def check(config: ConfigDict) -> None:
-    """Checks an experiment. Its system may be a file, FILE.py, which is run: a user names it here,
-    while the config in a run's folder names no code (`register`)."""
+def check(config: ConfigDict) -> type[System]:
+    """Checks an experiment; returns its system. That may be a file, FILE.py, which is run: a user
+    names it here, while the config in a run's folder names no code (`register`)."""
     if (name := config.get("system", "")).endswith(own_code.SUFFIX):
         register(name, name)
-    module(config).check(config)
-
-
-def before_devices(config: ConfigDict, *, dry: bool = False, described: bool = False) -> None:
-    """Sets what JAX reads when it looks for devices.
-
-    Args:
-        dry: nothing will be trained, so no server needs memory.
-        described: programs are compiled for devices that are not here.
-    """
-    module(config).before_devices(config, dry=dry, described=described)
-
-
-def open_system(config: ConfigDict, run: Run, **how: Any) -> AbstractContextManager[System]:
-    """Opens the system of a config: reads and checks the run's folder, the data and the encoder.
-
-    Args:
-        how: `dry`: a dry run, for which no server is started. `devices` (None: all of this
-            process): they may be described ones (`runtime.aot`), on which nothing can be placed.
-    """
-    return module(config).open_system(config, run, **how)
+    (system := kind(config)).check(config)
+    return system
 
 
 def register(name: str, where: str) -> None:
@@ -122,19 +132,15 @@ def saved_system(
     from qrag_jax.runtime.checkpoints import Checkpoints
     from qrag_jax.runtime.run import Run
 
-    with Run.open(workdir, time.monotonic()) as run, open_system(config, run) as system:
+    with (
+        Run.open(workdir, time.monotonic()) as run,
+        kind(config).open_system(config, run) as system,
+    ):
         state = system.first_state()
         saved = Checkpoints(workdir, read_only=True)
         params, step = saved.restore_params(checkpoint, state.params)
         replace = getattr(state, "_replace", None) or partial(dataclasses.replace, state)
         yield system, replace(params=params), step
-
-
-def scorer(name: str) -> Any:
-    """What scores the runs of a system: its module's `score_run`, or the usual."""
-    from qrag_jax.systems import scoring
-
-    return getattr(importlib.import_module(SYSTEMS[name]), "score_run", scoring.score_run)
 
 
 def source(name: str) -> str:
@@ -144,7 +150,8 @@ def source(name: str) -> str:
     return "" if inside else str(getattr(importlib.import_module(module), "__file__", module))
 
 
-def module(config: ConfigDict) -> Any:
+def kind(config: ConfigDict) -> Any:
+    """The class of the system of a config."""
     name = config.get("system", "")
     if name not in SYSTEMS:
         raise InputError(f"config.system is {name!r}; use one of {', '.join(SYSTEMS)}.")
@@ -154,6 +161,6 @@ def module(config: ConfigDict) -> Any:
         if error.name != SYSTEMS[name]:
             raise
         module = None
-    if not hasattr(module, "open_system"):
-        raise InputError(f"the system {name!r} is module {SYSTEMS[name]}, with no open_system.")
-    return module
+    if (system := getattr(module, "SYSTEM", None)) is None:
+        raise InputError(f"the system {name!r} is module {SYSTEMS[name]}, with no class SYSTEM.")
+    return system

@@ -107,7 +107,7 @@ def evaluate(
         fields: of the run's config that differ, by their names with dots.
     """
     from qrag_jax.systems.config import load_config
-    from qrag_jax.systems.scoring import ScoreOptions
+    from qrag_jax.systems.scoring import ScoreOptions, score_run
 
     folder = Path(workdir)
     config = load_config(folder / CONFIG_NAME)
@@ -118,7 +118,7 @@ def evaluate(
     config = run_flags.with_fields(config, _words(fields))
     options = ScoreOptions(checkpoint, samples, out=Path(out) if out else None)
     with writing(options.out or folder / "eval", "out"):
-        return systems.scorer(config.system)(folder, config, options)
+        return score_run(folder, config, options)
 
 
 def _words(fields: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""Embeds passages and builds an index of a corpus: it is stored, then embedded part by part.
+"""Embeds passages, builds an index of a corpus (stored, then embedded part by part), changes it.
 
 A `PassageEncoder` is the tower of chunks of a run or of an export, or any encoder's folder. The
 folder of an index has one part for the corpus and one for each engine over it:
@@ -8,7 +8,7 @@ folder of an index has one part for the corpus and one for each engine over it:
     OUT/exact        the vectors and their manifest, which is written last
     OUT/bm25         the index of words
     OUT/faiss, OUT/qdrant: further engines over the same vectors (`make_engine`)
-    OUT/version-2/..., OUT/current: all of it after a change (`index_change`), and which one it is
+    OUT/version-2/..., OUT/current: all of it after a change (`change_index`), and which one it is
 
 The disk holds the corpus and the vectors, and nothing else that grows. What was killed goes on: the
 corpus after its last passages that are known to be on disk, the vectors after their last finished
@@ -24,10 +24,9 @@ import functools
 import hashlib
 import itertools
 import json
-import shutil
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import grain
 import jax
@@ -36,10 +35,10 @@ from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 from tqdm import tqdm
 
-from qrag_jax.data.corpora import Columns, corpus_files, read_corpus
 from qrag_jax.data.episodes import read_ahead
+from qrag_jax.data.records import read_lines
 from qrag_jax.data.tokens import TextTokenizer
-from qrag_jax.errors import InputError, Natural, least, one_of
+from qrag_jax.errors import InputError
 from qrag_jax.learners.state import both_towers, params_shardings
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.models.compute.lora import Adapted, folded
@@ -55,16 +54,29 @@ from qrag_jax.models.files.weight_names import LeafPath, tensors_from_params
 from qrag_jax.models.first_encoder import EncoderConfig, load_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.models.trunks.transformer import LAYERS
-from qrag_jax.retrieval import bm25, corpus, index_folder
-from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus
-from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, QDRANT
-from qrag_jax.retrieval.protocol import Passage
+from qrag_jax.retrieval import index_folder
+from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
+from qrag_jax.retrieval.building import (
+    DTYPES,
+    ENGINES,
+    FURTHER,
+    SOURCE,
+    IndexSettings,
+    index_words,
+    make_engine,
+    make_faiss,
+    read_from,
+    read_passages,
+    store_corpus,
+)
+from qrag_jax.retrieval.corpus import StoredCorpus
+from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, NAME, QDRANT, read_manifest
+from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers, tower_digest
 from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.chunks import CHUNK
 from qrag_jax.rollouts.text_table import Embed, MeshTower, make_embed, padded_rows
 from qrag_jax.runtime import hosts, retriever_config, whole_files
-from qrag_jax.runtime.config_fields import check, internal
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import make_mesh, shard_batch
 from qrag_jax.runtime.platform import Platform
@@ -75,7 +87,6 @@ if TYPE_CHECKING:
     from qrag_jax.systems.q_rag.run import SavedRun
 
 PIECE = 1024  # passages tokenised at a time
-SOURCE = "source.json"  # in the index's folder: which files the corpus was read from
 
 
 # ---------------------------------------------------------------- a tower as its files have it
@@ -308,168 +319,12 @@ def own_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:
     return tuple(ids[len(opening) : -1])
 
 
-# ---------------------------------------------------------------- the corpus of an index
+# ---------------------------------------------------------------- an index is built
 
-FURTHER = (FAISS, QDRANT)
-ENGINES = (EXACT, BM25, *FURTHER)
-# Of --dtype: the numbers in the files, and those on the devices of a search. What int8 finds is
-# scored again by the files.
-DTYPES = {
-    "float32": ("float32", "float32"),
-    "bfloat16": ("bfloat16", "bfloat16"),
-    "int8": ("bfloat16", "int8"),
-}
 # Passages of a part, which are lost if the process is killed: seconds of work.
 CPU_PART, ACCELERATOR_PART = 1024, 16_384
 _PART_TOKENS = 2**27  # of a part, all rows as long as the longest: 0.5 GB
 _TYPICAL = 2048  # passages by whose lengths blocks are chosen
-
-
-@dataclasses.dataclass(frozen=True)
-class IndexSettings:
-    engine: Annotated[str, one_of(ENGINES)] = EXACT  # one of `ENGINES`
-    qdrant: Any = None  # `QdrantSettings`; None: the usual
-    # A factory string of faiss or the file of an index; "": as before, or flat.
-    faiss: str = ""
-    faiss_search: str = ""  # parameters of its search, such as nprobe=64; "": as before
-    dtype: Annotated[str, one_of(DTYPES)] = "float32"  # a name of `DTYPES`
-    columns: Columns = dataclasses.field(default_factory=Columns)  # of the corpus' records
-    language: str = "english"  # of the words, for the engine bm25 (`BM25Config.of_language`)
-    words: bm25.BM25Config | None = internal(None)  # how they are read and weighed in its place
-    skip_empty: bool = False  # passages without title and text are left out; else they are errors
-    part: Natural = 0  # passages embedded and written at a time; 0: as many as suit the devices
-    # Processes that tokenise; -1: as many as suit the devices; 0: threads do it. A program that
-    # uses processes needs the line `if __name__ == "__main__":`
-    workers: Annotated[int, least(-1)] = 0
-
-    def __post_init__(self) -> None:
-        check(self, "--")
-        if self.engine == BM25:
-            bm25.BM25Config.of_language(self.language)
-
-
-def read_passages(path: Path, settings: IndexSettings) -> Iterator[tuple[str, Passage | None]]:
-    """The passages of a corpus, with their places in its files; None for one that is left out."""
-    for where, passage in read_corpus(path, settings.columns):
-        yield where, None if settings.skip_empty and not passage.whole else passage
-
-
-def read_from(source: Path | None, settings: IndexSettings) -> dict[str, Any]:
-    """Tells what passages are read from, as JSON has it; None: from no file."""
-    stats = [(path.name, path.stat()) for path in corpus_files(source)] if source else []
-    about = {
-        "files": [[name, stat.st_size, stat.st_mtime_ns] for name, stat in stats],
-        "columns": dataclasses.asdict(settings.columns),
-        "skip_empty": settings.skip_empty,
-    }
-    return json.loads(json.dumps(about))
-
-
-def store_corpus(
-    read: Callable[[], Iterator[tuple[str, Passage | None]]],
-    about: dict[str, Any],
-    record: Path,
-    stop: StopSignal,
-) -> None:
-    """Writes the corpus of an index next to `record`, or goes on with it.
-
-    Args:
-        read: gives all passages, as `read_passages`.
-        about: tells what they are read from.
-    """
-    out, folder = record.parent, record.parent / CORPUS
-    if record.exists() and json.loads(record.read_text(encoding="utf-8")) != about:
-        if (folder / corpus.NAME).exists():
-            raise InputError(
-                f"{out} holds another corpus, or the files or --columns have changed since it was "
-                "read; give those from before, or another --index, or delete the folder."
-            )
-        shutil.rmtree(folder, ignore_errors=True)  # it is not finished, and has no vectors
-    elif not record.exists() and folder.exists():
-        raise InputError(
-            f"{out} has a folder {CORPUS}, but no {SOURCE}; give another --index, or leave out "
-            "--corpus to index the corpus that is there."
-        )
-    whole_files.write_whole(record, json.dumps(about, indent=1) + "\n")
-    if (folder / corpus.NAME).exists():
-        return
-    bar = tqdm(desc="reading", unit=" passages", unit_scale=True)
-    with CorpusWriter(folder) as writer, bar:
-        done, skipped = len(writer), 0
-        bar.update(done)
-        for where, passage in read():
-            if passage is None:
-                skipped += 1
-            elif done:
-                done -= 1
-            else:
-                writer.add(passage, where)
-                bar.update()
-                stop.check()
-
-        def places(numbers: Sequence[int]) -> list[str]:
-            """Where these passages are in the files, which are read again."""
-            kept = (where for where, passage in read() if passage)
-            first = [*itertools.islice(kept, max(numbers) + 1)]
-            return [first[number] for number in numbers]
-
-        writer.finish(places)
-    if skipped:
-        print(f"{skipped} records without text were left out")
-
-
-def make_engine(
-    out: Path, corpus: StoredCorpus, index_settings: IndexSettings, stop: StopSignal
-) -> None:
-    """Makes one of `FURTHER` in an index's folder, or goes on with it; what is whole stays."""
-    from qrag_jax.retrieval.faiss_index import FILE, FLAT
-    from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
-
-    settings = index_settings.qdrant or QdrantSettings()
-    about: dict[str, Any] = {"engine": EXACT, "corpus": corpus.digest, "count": len(corpus)}
-    manifest, vectors = index_folder.open_vectors(out / EXACT, **about)
-    if index_settings.engine == FAISS:
-        made_from, search = index_settings.faiss, index_settings.faiss_search
-        made_as = "" if Path(made_from).is_file() else made_from or FLAT
-        about |= {"engine": FAISS, "encoder": manifest.encoder}
-        with contextlib.suppress(InputError):  # there is none, or one of other vectors
-            there = index_folder.read_manifest(out / FAISS, **about).settings
-            if made_from in ("", there["made_as"]):
-                if search in ("", there["search"]):
-                    return
-                made_as, made_from = there["made_as"], str(out / FAISS / FILE)
-        make_faiss(out, corpus, made_from or FLAT, made_as, search)
-        return
-    with tqdm(total=len(corpus), desc="sending", unit=" passages", unit_scale=True) as bar:
-
-        def report(passages: int) -> None:
-            bar.update(passages - bar.n)
-            stop.check()
-
-        index = QdrantIndex.build(corpus, vectors, settings, manifest.encoder, report)
-    index.save(out / QDRANT)
-    print(f"the collection {settings.collection} at {settings.url} is filled")
-    print("the server now builds its graph; until it has, searches are slower")
-
-
-def make_faiss(
-    out: Path, corpus: StoredCorpus, made_from: str | Path, made_as: str, search: str
-) -> None:
-    """Writes an index of faiss over the vectors of an index's folder, and prints its recall.
-
-    Args:
-        made_from: see `FaissIndex.build`.
-        made_as: its factory string; "": it was brought along.
-        search: the parameters of its search, as the user gives them.
-    """
-    from qrag_jax.retrieval.faiss_index import FLAT, FaissIndex
-
-    manifest, vectors = index_folder.open_vectors(out / EXACT)
-    index = FaissIndex.build(corpus, vectors, made_from, search)
-    index.save(out / FAISS, manifest.encoder, made_as=made_as, search=search)
-    if made_as != FLAT:
-        recall = f"recall@10 against exact search is {index.recall():.3f}"
-        print(f"{made_as or made_from} {search}: {recall}, of passages as questions")
 
 
 class Indexed(NamedTuple):
@@ -510,7 +365,8 @@ def index_corpus(
         hosts.first_does(store)
         stored = StoredCorpus(out / CORPUS)
         if settings.engine == BM25:
-            return _index_words(stored, out / BM25, settings)
+            index_words(stored, out / BM25, settings)
+            return Indexed(stored, out / BM25)
         indexed = Indexed(stored, out / EXACT)
         if encoder is not None:
             indexed = _index_vectors(stored, out / EXACT, encoder, settings, stop)
@@ -533,23 +389,6 @@ def locked(out: Path) -> Iterator[None]:
 def vectors_are_finished(out: Path) -> bool:
     """Whether an index's folder has all vectors, so that no encoder is needed."""
     return (index_folder.version(out) / EXACT / index_folder.NAME).exists()
-
-
-def _index_words(stored: StoredCorpus, folder: Path, settings: IndexSettings) -> Indexed:
-    config = settings.words or bm25.BM25Config.of_language(settings.language)
-
-    def build() -> None:
-        if not (folder / index_folder.NAME).exists():
-            bm25.BM25Index.build(stored, config).save(folder)
-
-    hosts.first_does(build)
-    found = bm25.BM25Index.open(folder, stored)  # it fits, or is refused
-    if found.config != config:
-        raise InputError(
-            f"{folder} holds words of another language than --language={settings.language}, or "
-            "read by another rule; give another --index, or delete that folder to index them again."
-        )
-    return Indexed(stored, folder)
 
 
 def _index_vectors(
@@ -680,3 +519,113 @@ def _embed(
             write(*computed)
     hosts.together("all parts are written")
     return [number for each in rounds for number in each]
+
+
+# ---------------------------------------------------------------- an index is changed
+# The new version (`index_folder.version`) is what an index would be that is built of its passages:
+# those that are kept, in their order, then those that are added. Only these are embedded; the
+# vectors of the others are copied. Words are indexed again, because every passage changes the
+# weights of all. Until the new version is whole, the index is the old one.
+
+CHANGE = "change.json"  # in the folder of a version: what was added and removed
+_COPIED = 2**24  # numbers of vectors that are copied at a time
+
+
+def change_index(
+    out: Path,
+    encoder: PassageEncoder | None,
+    *,
+    add: Path | None = None,
+    remove: Path | None = None,
+    settings: IndexSettings | None = None,
+    stop: StopSignal | None = None,
+) -> Indexed:
+    """Changes a finished index, or goes on with that; all hosts call this, and see the files.
+
+    Its engines are those of the old version, but Qdrant, whose collection is of the old one.
+
+    Args:
+        encoder: the one that embedded the index; None: it has no vectors, or nothing is added.
+        add: file or folder of passages, which are read by `settings`.
+        remove: file with one id a line; a passage may be removed and added again.
+    """
+    settings, stop = settings or IndexSettings(), stop or StopSignal()
+    with locked(out):
+        old = index_folder.version(out)
+        stored = StoredCorpus(old / CORPUS)
+        names = sorted({name for _, name in read_lines(remove)}) if remove else []
+        digest = hashlib.sha256("\n".join(names).encode()).hexdigest()
+        about = {"of": stored.digest, "removed": digest, **read_from(add, settings)}
+        if (old / CHANGE).exists():
+            last = json.loads((old / CHANGE).read_text(encoding="utf-8"))
+            if last == about | {"of": last["of"]}:  # it was finished, and is given again
+                return Indexed(stored, old)
+        there = {
+            engine: read_manifest(old / engine, corpus=stored.digest)
+            for engine in ENGINES
+            if (old / engine).is_dir()
+        }
+        encoder = encoder if add else None
+        embedded_by = encoder.digest() if encoder else ""
+        if EXACT in there and add and embedded_by != there[EXACT].encoder:
+            raise InputError(
+                f"{out} was embedded by another encoder, or with another dtype, pooling, prefix or "
+                "length, than those given; give the ones that it was built with."
+            )
+        removed = stored.numbers(names)
+        if NONE in removed:
+            unknown = names[removed.tolist().index(NONE)]
+            raise InputError(
+                f"{remove} has {unknown!r}, which is the id of no passage of {out}; leave it out."
+            )
+        kept = np.delete(np.arange(len(stored)), removed)
+
+        def read() -> Iterator[tuple[str, Passage | None]]:
+            for number in kept.tolist():
+                yield f"{out}, passage {number}", stored.passages([number])[0]
+            if add is not None:
+                yield from read_passages(add, settings)
+
+        new = index_folder.next_version(out)
+
+        def store() -> None:
+            index_folder.delete_others(out)
+            whole_files.clean_unfinished(new)
+            store_corpus(read, about, new / CHANGE, stop)
+
+        hosts.first_does(store)
+        indexed = Indexed(StoredCorpus(new / CORPUS), new)
+        if EXACT in there and not (new / EXACT / NAME).exists():
+            manifest, vectors = index_folder.open_vectors(old / EXACT)
+            size = max(_COPIED // manifest.width, 1)
+            copied = (vectors[kept[i : i + size]] for i in range(0, len(kept), size))
+            now: Any = {"corpus": indexed.corpus.digest, "count": len(indexed.corpus)}
+            manifest = dataclasses.replace(manifest, files={}, **now)
+            parts = parts_of(new / EXACT, manifest, encoder, settings, first=len(kept))
+            indexed = embed_parts(indexed.corpus, encoder, parts, settings, stop, there=copied)
+
+        def finish() -> None:
+            if BM25 in there and not (new / BM25 / NAME).exists():
+                config = BM25Config(**there[BM25].settings["words"])
+                BM25Index.build(indexed.corpus, config).save(new / BM25)
+            if FAISS in there and not (new / FAISS / NAME).exists():
+                from qrag_jax.retrieval.faiss_index import FILE
+
+                how = there[FAISS].settings
+                grown = old / FAISS / FILE if not names else how["made_as"]
+                if EXACT in there and grown:
+                    make_faiss(new, indexed.corpus, grown, how["made_as"], how["search"])
+                else:
+                    print("the index of faiss is left out: give it again with qrag index --faiss")
+            if QDRANT in there:
+                kept_at = there[QDRANT].settings["qdrant"]["collection"]
+                print(
+                    f"the collection {kept_at} of Qdrant has the old passages: send the new ones "
+                    "to another, with qrag index --qdrant=URL --collection=NAME"
+                )
+            index_folder.switch(out, new)
+            added = len(indexed.corpus) - len(kept)
+            print(f"{added:,} passages were added to {out}, {len(stored) - len(kept):,} removed")
+
+        hosts.first_does(finish)
+        return indexed._replace(folder=new)

@@ -208,13 +208,8 @@ class Retriever:
                 f"{path} holds no retriever; give the folder of an export, of a trained run or of "
                 "an encoder."
             )
-        from qrag_jax.models.first_encoder import EncoderConfig
-
-        how: Any = {
-            "state_prefix": settings.question_prefix,
-            "chunk_prefix": settings.passage_prefix,
-        }
-        plain = PlainEncoder(str(source), EncoderConfig(dtype=settings.dtype or "auto", **how))
+        prefixes = settings.question_prefix, settings.passage_prefix
+        plain = PlainEncoder.of(str(source), *prefixes, dtype=settings.dtype or "auto")
         _ = plain.passages  # read now, so that a wrong folder is refused here
         return SingleStepRetriever(plain, settings)
 
@@ -368,6 +363,16 @@ class PlainEncoder:
     config: EncoderConfig | None = None
     max_tokens: int = 0
     mesh: Mesh | None = None  # None: of all devices
+
+    @classmethod
+    def of(
+        cls, path: str, question_prefix: str, passage_prefix: str, max_tokens: int = 0, **how: Any
+    ) -> PlainEncoder:
+        """By its prefixes, and further fields of `EncoderConfig`."""
+        from qrag_jax.models.first_encoder import EncoderConfig
+
+        both: Any = {"state_prefix": question_prefix, "chunk_prefix": passage_prefix}
+        return cls(path, EncoderConfig(**both, **how), max_tokens)
 
     @functools.cached_property
     def passages(self) -> PassageEncoder:

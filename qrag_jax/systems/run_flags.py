@@ -1,4 +1,4 @@
-"""Command-line flags: the experiment that `train` is given, the run that other commands read."""
+"""Command-line flags: the experiment, the run that a command reads, and what searches an index."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import importlib
 import itertools
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ from qrag_jax.runtime.writers import has_evaluation
 
 if TYPE_CHECKING:
     from qrag_jax.systems.config import SystemConfig
+    from qrag_jax.systems.retriever import Retriever
 
 Q_RAG = "q_rag"
 # Fields that may name a file of Python that runs when the data are read or episodes are played.
@@ -260,3 +261,79 @@ def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[-1].strip().removeprefix("ValueError: ")
         raise InputError(f"--eval_config={file}: {reason}") from None
+
+
+# ---------------------------------------------------------------- what searches
+# A run (`--workdir`), an export (`--retriever`), a plain encoder (`--encoder`), or none of them:
+# then words are compared. Nothing of this needs jax.
+
+RUN, EXPORT, PLAIN, WORDS = SEARCHES = ("--workdir", "--retriever", "--encoder", "words alone")
+# Flag → the searches that read it.
+READ_BY_SEARCH: Mapping[str, tuple[str, ...]] = {
+    "checkpoint": (RUN,),
+    "compute": (RUN, EXPORT, PLAIN),
+    **dict.fromkeys(("question_prefix", "chunk_prefix", "max_chunk_tokens", "pooling"), (PLAIN,)),
+}
+
+
+def define_search(_: Sequence[str]) -> None:
+    """Defines the flags that say which index is searched, and by what (`SEARCHES`)."""
+    from qrag_jax.retrieval.index_folder import ENGINES
+
+    flags.DEFINE_string("index", None, "Folder of the index, which qrag index wrote.")
+    flags.DEFINE_string("workdir", None, "Folder of a trained run.")
+    flags.DEFINE_string("retriever", None, "Folder of an exported run.")
+    flags.DEFINE_string("encoder", None, "Plain encoder: folder, hub name, or minilm.")
+    flags.DEFINE_enum("engine", "", ["", *ENGINES], "What searches it; none: the usual.")
+    flags.DEFINE_string("qdrant", "", "URL of its Qdrant server; none: as in qrag index.")
+    flags.DEFINE_enum("checkpoint", "", ["", "best", "last"], "With --workdir.")
+    flags.DEFINE_enum("compute", "auto", ["auto", "float32", "bfloat16"], "dtype of jax.")
+    flags.DEFINE_string("question_prefix", "", "With --encoder: text before questions.")
+    flags.DEFINE_string("chunk_prefix", "", "With --encoder: as in qrag index.")
+    flags.DEFINE_integer("max_chunk_tokens", 0, "With --encoder: as in index.", lower_bound=0)
+    flags.DEFINE_string("pooling", "", "With --encoder: as in qrag index.")
+
+
+def search_kind(further: Mapping[str, tuple[str, ...]] | None = None) -> str:
+    """Which of `SEARCHES` is asked for."""
+    given = [name for name in SEARCHES[:-1] if flags.FLAGS[name.removeprefix("--")].value]
+    if len(given) > 1:
+        raise InputError(f"give one of {' and '.join(given)}.")
+    (chosen,) = given or [WORDS]
+    commandline.refuse_unread({**READ_BY_SEARCH, **(further or {})}, chosen, "a search with ")
+    return chosen
+
+
+def search_opener(**how: Any) -> Callable[[], Retriever]:
+    """Opens the retriever that the flags name, with its index; refuses them before that.
+
+    `how`: further `LoadSettings`.
+    """
+    from qrag_jax.retrieval.index_folder import IndexAt
+    from qrag_jax.systems.retriever import (
+        LoadSettings,
+        PlainEncoder,
+        Retriever,
+        SingleStepRetriever,
+    )
+
+    given, plain = flags.FLAGS, None
+    if not given.index:
+        raise InputError("give the folder of an index, for example --index=indexes/wiki.")
+    at = IndexAt(Path(given.index).expanduser(), given.engine, given.qdrant)
+    folder = given.workdir or given.retriever or ""
+    if folder and not Path(folder).expanduser().is_dir():
+        raise InputError(f"{folder} is no folder; give --workdir=RUN or --retriever=EXPORT.")
+    dtype = "" if given.compute == "auto" else given.compute
+    settings = LoadSettings(checkpoint=given.checkpoint, dtype=dtype, **how)
+    if given.encoder:
+        prefixes, most = (given.question_prefix, given.chunk_prefix), given.max_chunk_tokens
+        computed = {"dtype": given.compute, "pooling": given.pooling}
+        plain = PlainEncoder.of(given.encoder, *prefixes, most, **computed)
+
+    def opened() -> Retriever:
+        retriever = Retriever.load(folder, settings) if folder else SingleStepRetriever(plain)
+        retriever.open(at.folder, at.engine, at.url)
+        return retriever
+
+    return opened

@@ -26,18 +26,17 @@ from qrag_jax import systems
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.learners.state import encoder_key, shapes_on
 from qrag_jax.metrics.row_log import RowLog, begin
-from qrag_jax.models import first_language_model
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
+from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.whole_files import log_locks, write_json
 from qrag_jax.systems.config import ALL, REPORTED, Drawn
 from qrag_jax.systems.token_config import StagePlan
+from qrag_jax.systems.training import MeshSystem, Opening
 
 SUMMARY = "summary.json"
-ASKED = ("questions.dev", "questions.bridge_seed")  # fields that say what is evaluated on
-DATA = ("data.", "eval.path")  # the same, of encoders
 NOT_KEPT = "its weights are not kept"
 # Fields that change no row of a retrieval log. A name that ends with a dot is a whole section; * is
 # any name.
@@ -81,19 +80,6 @@ def resumable(play: Callable[[], object], kept: str) -> int:
     return 0
 
 
-def check_trained(workdir: Path) -> None:
-    from qrag_jax.models.first_encoder import FOLDER  # runs of language models have none
-
-    if not (workdir / FOLDER).exists():
-        raise InputError(f"{workdir} holds no encoder; --workdir must be a run that was trained.")
-
-
-def saved_params(workdir: Path, which: str, trained: Any, shardings: Any) -> tuple[Any, int]:
-    """The parameters of a run's checkpoint "best" or "last", which are as `trained`; their step."""
-    template = shapes_on(trained, shardings)
-    return Checkpoints(workdir, read_only=True).restore_params(which, template)
-
-
 def is_free(name: str, free: tuple[str, ...] = FREE_FIELDS) -> bool:
     """Whether `name`, a field with its sections, is one of `free` or below one of its sections."""
     return any(fnmatchcase(name, f"{each}*" if each.endswith(".") else each) for each in free)
@@ -128,7 +114,7 @@ def begin_scoring(
     raw: ConfigDict,
     options: ScoreOptions,
     fields: Sequence[str],
-    asked: Sequence[str] = ASKED,
+    asked: Sequence[str] = MeshSystem.ASKED,
 ) -> tuple[ConfigDict, Path, Callable[[Drawn], dict[str, Any]]]:
     """Sets a run's config to the questions that its scores are of.
 
@@ -173,17 +159,6 @@ def end_scoring(
     return whole
 
 
-def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
-    """Scores a run of a system without a scoring of its own, as its training does."""
-    if options.samples:
-        raise InputError(f"--samples is not for runs of {raw.system}; leave it out.")
-    opened = systems.saved_system(workdir, raw, options.checkpoint)
-    with opened as (system, state, step), StopSignal() as stop:
-        found = system.evaluate(state, step, stop)
-    summary = {"checkpoint": options.checkpoint, "step": step, "scores": found.scores}
-    return end_scoring(options.out or workdir / "eval", raw, summary, [found.line])
-
-
 class Way(NamedTuple):
     name: str  # of its log in the folder of all, such as "last-2140"
     label: str  # shown in tables and logs
@@ -191,6 +166,7 @@ class Way(NamedTuple):
     play: Callable[[Sequence[Any], int], Sequence[Any]]
     record: Mapping[str, Any]  # what its rows depend on
     missing: str = ""  # why it cannot play; "": it can
+    size: int = 0  # asked of a part; 0: as for the others
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,8 +185,7 @@ class Questions(Generic[Asked, Row]):
     def into(self, log: Path, way: Way, stop: StopSignal, *, restart: bool) -> str:
         """Plays all that the log lacks; returns "", or why the way is not here."""
         count = len(self.asked)
-        size = self.size or count
-
+        size = way.size or self.size or count
         with log_locks(log):
             if log.exists():
                 begin(log, way.record, restart=restart)
@@ -244,18 +219,27 @@ class Questions(Generic[Asked, Row]):
         return logs, notes
 
 
-# ---------------------------------------------------------------- runs of language models
+# ---------------------------------------------------------------- a run
 
 # Of a run's weights: its checkpoints, what training began with, what imitation ended with.
 BEST, LAST, FIRST, IMITATED = CHECKPOINTS = ("best", "last", "first", "sft")
 
 
-def mesh_of_run(config: Any, workdir: Path | None) -> Mesh:
+def mesh_of_run(
+    config: Any, workdir: Path | None, mesh_of: Callable[[tuple[int, int, int]], Mesh] = make_mesh
+) -> Mesh:
     """The mesh on which the model of a run plays, or without one (None) the config's own model."""
-    model = first_language_model.FOLDER
-    if workdir and not config.model.path and not (workdir / model / "config.json").exists():
-        raise InputError(f"{workdir} holds no model; --workdir must be a run that was trained.")
-    return config.mesh()
+    what = "model" if hasattr(config, "model") else "encoder"  # its folder in the run's
+    path = config.model.path if what == "model" else ""
+    if workdir and not path and not (workdir / what / "config.json").exists():
+        raise InputError(f"{workdir} holds no {what}; --workdir must be a run that was trained.")
+    return config.mesh(mesh_of)
+
+
+def saved_params(workdir: Path, which: str, trained: Any, shardings: Any) -> tuple[Any, int]:
+    """The parameters of a run's checkpoint "best" or "last", which are as `trained`; their step."""
+    template = shapes_on(trained, shardings)
+    return Checkpoints(workdir, read_only=True).restore_params(which, template)
 
 
 class Weights(NamedTuple):
@@ -271,18 +255,19 @@ class Predictor(Questions[Any, Any]):
 
     system: Any
     stop: StopSignal
-    # (parameters, a part, number of its first) → its rows
-    play: Callable[[Any, Sequence[Any], int], Sequence[Any]]
-    record: dict[str, Any]  # all that the rows depend on, but for the weights
     raw: ConfigDict
     options: ScoreOptions
+    play: Any = None  # (parameters, a part, number of its first) → its rows; None: each way has one
+    record: Mapping[str, Any] = dataclasses.field(default_factory=dict)  # what all rows depend on
     name: str = ""  # of what searches, in names of files
+    steps: dict[str, int] = dataclasses.field(default_factory=dict)  # of checkpoints that were read
 
     def weights(self, which: str) -> Weights:
         if which == FIRST:
             return Weights("untrained", "untrained", 0, self.system.untrained)
         if which != IMITATED:
             params, step = self._checkpoints.restore_params(which, self._template)
+            self.steps[which] = step
             return Weights(f"{which}-{step}", f"{which} checkpoint of step {step}", step, params)
         ends = {plan.kind: plan for plan in reversed(self._earlier)}
         imitated = ends.get("sft") or ends.get("script")
@@ -301,7 +286,7 @@ class Predictor(Questions[Any, Any]):
     @property
     def _earlier(self) -> Sequence[StagePlan]:
         """All stages but the last, whose end is the run's."""
-        return self.system.config.plan[:-1]
+        return getattr(self.system.config, "plan", ())[:-1]
 
     def way(
         self, weights: Weights, name: str = "", label: str = "", play: Any = None, **record: Any
@@ -313,7 +298,7 @@ class Predictor(Questions[Any, Any]):
         record["weights"] = "" if missing else encoder_key(params, {})
         bound = partial(play or self.play, params)
         name, label = name or weights.name, label or weights.label
-        return Way(name, label, bound, self.record | record, missing)
+        return Way(name, label, bound, {**self.record, **record}, missing)
 
     def ways(self, checkpoint: str) -> Iterator[Weights]:
         """The weights that are scored: a checkpoint's, those of earlier stages, the untrained.
@@ -342,41 +327,55 @@ def open_predictor(
     """Opens the model of a run, and the questions to ask.
 
     Args:
-        kind: the class of its system; see `score_language_model`.
+        kind: the class of its system; see `score_run`.
         workdir: the run's folder; None: the config's own model, untrained.
-        asked: arguments of `kind.LOAD`, which say what is asked; the usual: nothing is trained on.
-            `folder`: where a tiny model is, or is made; the usual: the run's.
+        asked: what is asked in place of the run's own, as the system's `load_inputs` takes it.
+            `folder`: where the model is that no run has, or is made.
     """
     kind, folder = kind.played_by(raw), asked.pop("folder", workdir)
     mesh = mesh_of_run(config := kind.SETTINGS.of(raw), workdir)
     with StopSignal() as stop, contextlib.ExitStack() as stack:
-        inputs = kind.LOAD(config, folder, mesh, **{"trains": False, **asked})
-        system = kind(config, mesh, inputs, folder)
+        parts = kind.parts(Opening(config, folder, mesh, stack, stop=stop, asked=asked))
+        system = kind(config=config, mesh=mesh, workdir=folder, **parts)
         stack.callback(system.close)
         more = system.plays(raw, options, stop)
         yield Predictor(system=system, stop=stop, raw=raw, options=options, **more)
 
 
-def score_language_model(
-    kind: Any, workdir: Path, raw: ConfigDict, options: ScoreOptions
-) -> dict[str, Any]:
-    """Scores a run of a system whose policy is a language model; returns the summary.
+def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+    """Scores a run of any system; returns the summary.
 
-    `kind`, its class, has three methods besides those of `TokenSystem`: `plays` gives the fields of
-    a `Predictor`, `ways` all that is played with it, the run's own first, and `summary` the scores
-    of the logs and their table.
+    A system of the package has three methods for this besides those of `MeshSystem`: `plays` gives
+    the fields of a `Predictor`, `ways` all that is played with it, and `summary` the scores of the
+    logs and their table. Another one is scored as its training does it.
     """
-    raw, out, halves = begin_scoring(workdir, raw, options, kind.OF_QUESTIONS)
+    if not hasattr(kind := systems.kind(raw), "OF_QUESTIONS"):
+        return _scored_by_itself(workdir, raw, options)
+    raw, out, halves = begin_scoring(workdir, raw, options, kind.OF_QUESTIONS, kind.ASKED)
     asked = {}
     if kind.SEARCH and of_others(workdir, raw, kind.OF_QUESTIONS):
         asked["search"] = out / kind.SEARCH
     options = dataclasses.replace(options, as_training=True)
-    with open_predictor(kind, raw, workdir, options, **asked) as predictor:
+    opened = getattr(kind, "open_predictor", partial(open_predictor, kind))
+    with opened(raw, workdir, options, **asked) as predictor:
         system, ways = predictor.system, predictor.system.ways(predictor)
         found, notes = predictor.played(out, ways, predictor.stop, restart=options.restart)
-    summary, lines = system.summary(found, out)
-    summary["notes"] = [*dict.fromkeys([*notes, *summary.get("notes", ())])]
+    step = predictor.steps[options.checkpoint]
+    about: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
+    summary, lines = system.summary(predictor, found)
+    about |= summary
+    about["notes"] = [*dict.fromkeys([*notes, *summary.get("notes", ())])]
     if "part" in raw.eval:
-        summary["questions"] = halves(system.inputs.drawn)
-        lines.append(summary["questions"]["line"])
-    return end_scoring(out, raw, summary, lines)
+        about["questions"] = halves(system.inputs.drawn)
+        lines.append(about["questions"]["line"])
+    return end_scoring(out, raw, about, lines)
+
+
+def _scored_by_itself(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str, Any]:
+    if options.samples:
+        raise InputError(f"--samples is not for runs of {raw.system}; leave it out.")
+    opened = systems.saved_system(workdir, raw, options.checkpoint)
+    with opened as (system, state, step), StopSignal() as stop:
+        found = system.evaluate(state, step, stop)
+    summary = {"checkpoint": options.checkpoint, "step": step, "scores": found.scores}
+    return end_scoring(options.out or workdir / "eval", raw, summary, [found.line])

@@ -3,31 +3,28 @@
 from __future__ import annotations
 
 import abc
-import contextlib
 import dataclasses
 import hashlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from ml_collections import ConfigDict
 
 from qrag_jax.data.reading import read_parts
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments.episode import Agent, Failed
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback.rewards import Checks, Patience
 from qrag_jax.learners import token_policy
 from qrag_jax.learners.config import NONE, PreferenceConfig, TokenPPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
-from qrag_jax.learners.state import Parts, TrainState, place
+from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import scaffold_of
 from qrag_jax.models.compute.lora import merge
@@ -53,15 +50,15 @@ from qrag_jax.rollouts.trajectories import (
     token_batch,
 )
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.aot import Calls, Program
+from qrag_jax.runtime.aot import Program
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import host_mesh, make_mesh, put_whole, shardings_of
+from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
-from qrag_jax.runtime.saved_config import save_config
 from qrag_jax.runtime.whole_files import model_digest
 from qrag_jax.systems.config import drawn
 from qrag_jax.systems.token_config import StagePlan, TokenConfig
+from qrag_jax.systems.training import MeshSystem, Opening
 
 if TYPE_CHECKING:
     from qrag_jax.rollouts.served_policy import ServedPolicy
@@ -216,41 +213,53 @@ def starts_of(tasks: Sequence[Any], keys: np.ndarray) -> list[token_episodes.Sta
 Config = TypeVar("Config", bound=TokenConfig)
 
 
-@dataclasses.dataclass
-class TokenSystem(abc.ABC, Generic[Config]):
+@dataclasses.dataclass(kw_only=True)
+class TokenSystem(MeshSystem[Config]):
     """See `systems.System`."""
 
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".2f"}  # metrics on the screen
-    SETTINGS: ClassVar[type[TokenConfig]]
     # (settings, the run's folder, a mesh of this host, what is asked) → `TokenInputs`
     LOAD: ClassVar[Callable[..., TokenInputs]]
-    # Beginnings of the names of fields that say which questions are scored, see `systems.scoring`
-    OF_QUESTIONS: ClassVar[tuple[str, ...]]
-    SEARCH: ClassVar[str] = ""  # what these search, in the run's folder; "": nothing of their own
-    config: Config
-    mesh: Mesh
-    inputs: Any  # `TokenInputs`
-    workdir: Path
-    placed: bool = True  # else the mesh's devices are described, and only shapes are made
-    # Saves the parameters at the end of a stage, with the steps done until then
-    keep: Callable[[int, Any], None] = lambda step, params: None
     # What samples the episodes that are learned from; None: the device
     served: ServedPolicy | None = None
-    # Of this host's devices, which play without the other hosts; None: there is one host
-    own: Mesh | None = None
     # The order of the questions in the first epoch of rewards; None: shuffled
     first_epoch: Sequence[int] | None = dataclasses.field(init=False, default=None)
 
     def __post_init__(self) -> None:
-        self.train, self.profile = self.config.train, self.config.profile
-        self.data, self.provenance = self.inputs.data, dict[str, Any]()
+        super().__post_init__()
+        self.data, self.shown = self.inputs.data, self.SHOWN
         self.counts = Counts()  # of what was played on this host
-        self._call = Calls(log)
-        self.shown = self.SHOWN
-        self._step: int | None = None  # of the next update
         self._imitation = getattr(self.config, self.config.IMITATION)
         stages = (f"{plan.steps} steps of {plan.kind}" for plan in self.config.plan)
         self.steps = ", then ".join(stages)  # for the line of the run
+
+    @classmethod
+    def check_mesh(cls, config: TokenConfig, mesh: Mesh, own: Mesh) -> None:
+        hosts.check_play(config.runtime.mesh, own, config.staleness)
+
+    @classmethod
+    def parts(cls, at: Opening) -> dict[str, Any]:
+        """See `MeshSystem`; a server samples in training alone."""
+        config: Any = at.config
+        if config.model.path:
+            read_config(named_folder(config.model.path))  # refused before the data are read
+        asked = {} if at.asked is None else {"trains": False, **at.asked}
+        inputs = cls.LOAD(config, at.workdir, at.mesh, **asked)
+        if asked or at.dry or config.llm is None:
+            return {"inputs": inputs}
+        from qrag_jax.rollouts.served_policy import ServedPolicy  # most runs have no server
+
+        served = ServedPolicy(
+            inputs.model,
+            inputs.speech,
+            at.workdir,
+            llm=config.llm,
+            sampling=config.sampling,
+            lora=config.model.lora.sizes,
+            staleness=config.staleness,
+        )
+        at.stack.enter_context(served.open())
+        return {"inputs": inputs, "served": served}
 
     @cached_property
     def stages(self) -> list[Stage]:
@@ -269,6 +278,26 @@ class TokenSystem(abc.ABC, Generic[Config]):
         **how: Any,
     ) -> list[TokenTrajectory]:
         """Plays questions of these numbers, see `episodes`; their episodes with their rewards."""
+        episodes = self.episodes(weights, tasks, keys, stop, **how)
+        asked, members = self.judged_by(tasks, stop), keys.shape[1]
+        places = [divmod(place, members) for place in range(len(episodes))]
+        return [
+            self.trajectory(episode, (numbers[n], member), *asked[n])
+            for episode, (n, member) in zip(episodes, places, strict=True)
+        ]
+
+    def judged_by(self, tasks: Sequence[Any], stop: StopSignal) -> Sequence[tuple[Any, ...]]:
+        """What rewards of each task depend on."""
+        return [(task,) for task in tasks]
+
+    def trajectory(
+        self, episode: token_episodes.Episode, of: tuple[int, int], task: Any, *more: Any
+    ) -> TokenTrajectory:
+        """A played episode with the parts of its reward; none if what gives them failed.
+
+        `of` are the numbers of its question, and of it among the episodes of this question; `more`
+        is of `judged_by`.
+        """
         raise NotImplementedError
 
     def _played(
@@ -279,15 +308,6 @@ class TokenSystem(abc.ABC, Generic[Config]):
         keys = self.keys(step, len(tasks), self.config.rule.members)
         return self.rewarded(weights, tasks, numbers, keys, stop)
 
-    @classmethod
-    def played_by(cls, raw: ConfigDict) -> type[Self]:
-        """The class of a system with this config."""
-        return cls
-
-    @abc.abstractmethod
-    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        """Plays and scores the fixed questions of the training."""
-
     def _openings(self) -> Iterable[Messages]:
         """First prompts of questions, by which a server that samples is checked."""
         for task in self.inputs.train:
@@ -296,9 +316,6 @@ class TokenSystem(abc.ABC, Generic[Config]):
     @abc.abstractmethod
     def _counted(self, counts: Counts) -> dict[str, float]:
         """Further metrics, since this start of the run; `counts` are of all hosts."""
-
-    def close(self) -> None:
-        """Ends what the system has started."""
 
     def check_server(self, stop: StopSignal) -> None:
         """Waits for the server that samples, and compares what it samples with the first weights.
@@ -353,24 +370,9 @@ class TokenSystem(abc.ABC, Generic[Config]):
         )
         return Stage(plan, policy, token_policy.make_token_update(policy))
 
-    def first_state(self) -> TrainState:
-        return self.stages[0].policy.first_state(self.inputs.model.trained, self.config.seed)
-
     @property
-    def param_shardings(self) -> Any:
-        """Where the trained parameters lie."""
-        return self.stages[0].policy.shardings.params
-
-    @property
-    def untrained(self) -> Any:
-        """The parameters that training begins with, on the mesh."""
-        return place(self.inputs.model.trained, self.param_shardings)
-
-    @cached_property
-    def base(self) -> tuple[Any, ...]:
-        """What adapters are on, as updates take it; () if all weights are trained."""
-        policy, stored = self.stages[0].policy, self.inputs.model.stored
-        return policy.placed_base(stored, placed=self.placed)
+    def learner(self) -> token_policy.TokenPolicy:
+        return self.stages[0].policy
 
     def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
         """See `System`; the state begins again with a later stage."""
@@ -386,12 +388,6 @@ class TokenSystem(abc.ABC, Generic[Config]):
     def stage_at(self, step: int) -> Stage:
         """The stage of a step, from 0."""
         return next(stage for stage in reversed(self.stages) if stage.plan.first <= step)
-
-    def _updates(self, state: TrainState) -> int:
-        """Updates that the state has seen; asked of the device once, which would wait each time."""
-        if self._step is None:
-            self._step = int(jax.device_get(state.step))
-        return self._step
 
     def programs(self) -> list[Program]:
         """See `System`: the updates by one batch of the longest rows there may be."""
@@ -526,22 +522,6 @@ class TokenSystem(abc.ABC, Generic[Config]):
 
     # ---------------------------------------------------------------- play
 
-    @cached_property
-    def _here(self) -> tuple[Any, Params | None]:
-        """Where parameters play on this host, None: where they are trained; and the base there."""
-        model, own = self.inputs.model, self.own
-        if own is None or own is self.mesh:
-            return None, self.base[0] if self.base else None
-        rules, base = model.trunk.partition_rules(), None
-        if model.base is not None:
-            base = place(model.base, shardings_of(own, rules, model.base))
-        return shardings_of(own, rules, model.trained), base
-
-    def here(self, params: Params) -> Params:
-        """Brings parameters of training to where they play; all hosts call it together."""
-        shardings = self._here[0]
-        return params if shardings is None else hosts.copied(params, shardings)
-
     def weights(self, state: TrainState) -> Any:
         """What plays: parameters, or a version of them for the server.
 
@@ -664,49 +644,7 @@ class TokenSystem(abc.ABC, Generic[Config]):
     def names(self, numbers: Sequence[int], step: int) -> list[str]:
         if self._imitates(self.stage_at(step - 1)):
             return [f"demonstration {number}" for number in numbers]
-        return [self.inputs.train[number].id for number in numbers]
+        return super().names(numbers, step)
 
     def _imitates(self, stage: Stage) -> bool:
         return stage.plan.kind == self.config.IMITATION
-
-
-@contextlib.contextmanager
-def open_token_system(
-    system: type[TokenSystem[Any]],
-    raw: ConfigDict,
-    run: Run,
-    *,
-    dry: bool = False,
-    devices: Sequence[jax.Device] | None = None,
-) -> Iterator[Any]:
-    """Opens a system, and the server that samples if the config has one; see `systems`."""
-    system = system.played_by(raw)
-    system.SETTINGS.resume(raw, run)
-    config = system.SETTINGS.of(raw)
-    mesh = make_mesh(config.runtime.mesh, devices)
-    own = mesh if devices is not None else host_mesh(config.runtime.mesh)
-    hosts.check_play(config.runtime.mesh, own, config.staleness)
-    if config.model.path:
-        read_config(named_folder(config.model.path))  # refused before the data are read
-    inputs = system.LOAD(config, run.workdir, own)
-    run.begin(lambda: save_config(raw, run.config_path))
-    with contextlib.ExitStack() as stack:
-        served = None
-        if config.llm is not None and not dry:
-            from qrag_jax.rollouts.served_policy import ServedPolicy  # most runs have no server
-
-            served = ServedPolicy(
-                inputs.model,
-                inputs.speech,
-                run.workdir,
-                llm=config.llm,
-                sampling=config.sampling,
-                lora=config.model.lora.sizes,
-                staleness=config.staleness,
-            )
-            stack.enter_context(served.open())
-        # Checkpoints are asked for when they are needed, not made by a start that fails.
-        keep, placed = lambda *stage: run.checkpoints.save_stage(*stage), devices is None
-        opened = system(config, mesh, inputs, run.workdir, placed, keep, served, own)
-        stack.callback(opened.close)
-        yield opened

@@ -1,28 +1,193 @@
-"""The training loop of every system, and the dry run that prints what it would run."""
+"""How every system is opened and trained, and the dry run that prints what it would run."""
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import shlex
 import signal
 import tempfile
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import jax
 import ml_collections
+from jax.sharding import Mesh
 
 from qrag_jax import systems
 from qrag_jax.errors import FeedbackLost
+from qrag_jax.learners.state import TrainState, place
+from qrag_jax.learners.update import Learner
 from qrag_jax.runtime import buckets, hosts
-from qrag_jax.runtime.aot import described_devices, program_lines
+from qrag_jax.runtime.aot import Calls, described_devices, program_lines
 from qrag_jax.runtime.config_fields import fill
 from qrag_jax.runtime.interrupt import EndedEarly, Stopped, StopSignal
+from qrag_jax.runtime.mesh import host_mesh, make_mesh, shardings_of
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.saved_config import LogConfig, flat
+from qrag_jax.runtime.saved_config import LogConfig, flat, save_config
 from qrag_jax.runtime.step_log import Evaluated, NotFinite, StepLog
 from qrag_jax.runtime.writers import Logged, check_usable, has_evaluation
+from qrag_jax.systems.config import SystemConfig
+
+Config = TypeVar("Config", bound=SystemConfig)
+
+
+class Opening(NamedTuple):
+    """Where and how a run is opened."""
+
+    config: Any  # its settings
+    workdir: Path
+    mesh: Mesh  # of this host's devices
+    stack: ExitStack  # ends what is started
+    begun: bool = True  # the run has begun: its model is used as it is
+    dry: bool = False  # nothing will be played
+    # Of a command that plays; None: the run trains
+    stop: StopSignal | None = None
+    asked: Mapping[str, Any] | None = None  # what it asks in place of the run's own
+
+
+@dataclasses.dataclass(kw_only=True)
+class MeshSystem(systems.System, Generic[Config]):
+    """What the systems of the package share: how they are opened, and where parameters are."""
+
+    SETTINGS: ClassVar[type[SystemConfig]]
+    # Beginnings of the names of fields that say which questions are scored, see `systems.scoring`:
+    # of those for which others need a folder of their own, and of those that choose a checkpoint
+    OF_QUESTIONS: ClassVar[tuple[str, ...]]
+    ASKED: ClassVar[tuple[str, ...]] = ("questions.dev", "questions.bridge_seed")
+    SEARCH: ClassVar[str] = ""  # what these search, in the run's folder; "": nothing of their own
+    config: Config
+    mesh: Mesh
+    inputs: Any  # what the run reads; `model` is what is trained
+    workdir: Path
+    placed: bool = True  # else the mesh's devices are described, and only shapes are made
+    # Of this host's devices, which play without the other hosts; None: there is one host
+    own: Mesh | None = None
+    # Saves the parameters at the end of a stage, with the steps done until then
+    keep: Callable[[int, Any], None] = lambda step, params: None
+
+    def __post_init__(self) -> None:
+        self.train, self.profile = self.config.train, self.config.profile
+        self.provenance = dict[str, Any]()
+        self._call = Calls(log)
+        self._step: int | None = None  # of the next update
+
+    # ---------------------------------------------------------------- how it is opened
+
+    @classmethod
+    def played_by(cls, raw: ml_collections.ConfigDict) -> type[Self]:
+        """The class of a system with this config."""
+        return cls
+
+    @classmethod
+    def check(cls, config: ml_collections.ConfigDict) -> None:
+        cls.SETTINGS.of(config)
+
+    @classmethod
+    def before_devices(cls, config: ml_collections.ConfigDict, **how: bool) -> None:
+        cls.SETTINGS.before_devices(config, **how)
+
+    @classmethod
+    @contextlib.contextmanager
+    def open_system(
+        cls,
+        config: ml_collections.ConfigDict,
+        run: Run,
+        *,
+        dry: bool = False,
+        devices: Sequence[jax.Device] | None = None,
+    ) -> Iterator[Self]:
+        raw, kind = config, cls.played_by(config)
+        kind.SETTINGS.resume(raw, run)
+        settings: Any = kind.SETTINGS.of(raw)
+        mesh = make_mesh(settings.runtime.mesh, devices)
+        own = mesh if devices is not None else host_mesh(settings.runtime.mesh)
+        kind.check_mesh(settings, mesh, own)
+        with ExitStack() as stack:
+            parts = kind.parts(Opening(settings, run.workdir, own, stack, run.has_begun, dry))
+            run.begin(lambda: kind.write(raw, run, parts["inputs"]))
+            # Checkpoints are asked for when they are needed, not made by a start that fails.
+            parts["keep"] = lambda *stage: run.checkpoints.save_stage(*stage)
+            parts |= {"workdir": run.workdir, "placed": devices is None, "own": own}
+            system = kind(config=settings, mesh=mesh, **parts)
+            stack.callback(system.close)
+            yield system
+
+    @classmethod
+    def check_mesh(cls, config: Any, mesh: Mesh, own: Mesh) -> None:
+        """Refuses sizes that these devices, or those of this host, cannot share."""
+
+    @classmethod
+    def parts(cls, at: Opening) -> dict[str, Any]:
+        """What a run reads and asks, by the names of fields: `inputs` and further ones."""
+        raise NotImplementedError
+
+    @classmethod
+    def write(cls, raw: ml_collections.ConfigDict, run: Run, inputs: Any) -> None:
+        """Writes the config of a new run, with what belongs to it."""
+        save_config(raw, run.config_path)
+
+    # ---------------------------------------------------------------- its parameters
+
+    @property
+    def learner(self) -> Learner:
+        """What is trained, and how; of several stages, that of the first."""
+        raise NotImplementedError
+
+    def first_state(self) -> TrainState:
+        model = self.inputs.model
+        second = getattr(model, "second", None)
+        return self.learner.first_state(model.trained, self.config.seed, second)
+
+    @property
+    def param_shardings(self) -> Any:
+        """Where the trained parameters lie."""
+        return self.learner.shardings.params
+
+    @property
+    def untrained(self) -> Any:
+        """The parameters that training begins with, on the mesh."""
+        return place(self.inputs.model.trained, self.param_shardings)
+
+    @cached_property
+    def base(self) -> tuple[Any, ...]:
+        """What adapters are on, as updates take it; () if all weights are trained."""
+        return self.learner.placed_base(self.inputs.model.stored, placed=self.placed)
+
+    @cached_property
+    def _here(self) -> tuple[Any, Any]:
+        """Where parameters play on this host, None: where they are trained; and the base there."""
+        model, own = self.inputs.model, self.own
+        if own is None or own is self.mesh:
+            return None, self.base[0] if self.base else None
+        rules, base = model.trunk.partition_rules(), None
+        if model.base is not None:
+            base = place(model.base, shardings_of(own, rules, model.base))
+        return shardings_of(own, rules, model.trained), base
+
+    def here(self, params: Any) -> Any:
+        """Brings parameters of training to where they play; all hosts call it together."""
+        shardings = self._here[0]
+        return params if shardings is None else hosts.copied(params, shardings)
+
+    def _updates(self, state: TrainState) -> int:
+        """Updates that the state has seen; asked of the device once, which would wait each time."""
+        if self._step is None:
+            self._step = int(jax.device_get(state.step))
+        return self._step
+
+    def names(self, numbers: Sequence[int], step: int) -> list[str]:
+        return [self.inputs.train[number].id for number in numbers]
+
+    def close(self) -> None:
+        """Ends what the system has started."""
+
+
+# ---------------------------------------------------------------- the loop
 
 
 def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") -> int:
@@ -31,14 +196,14 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
     Raises `SaveError`, `FeedbackLost` or `NotFinite`; the last good checkpoint is kept.
     """
     began = time.monotonic()
-    systems.check(config)
+    kind = systems.check(config)
     logged = _logged(config)
-    systems.before_devices(config)
+    kind.before_devices(config)
     with (
         hosts.joined(others),
         # ---- run folder (locked: one run per folder); then mesh, data, policy, feedback, update
         Run.open(workdir, began) as run,
-        systems.open_system(config, run) as system,
+        kind.open_system(config, run) as system,
     ):
         # ---- state: built in place, then restored if there is a checkpoint
         state = run.restore(system.first_state, system.data, system.provenance)
@@ -103,14 +268,14 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
 
 def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
     """Prints the config, the programs (for these devices, "": what is here) and their memory."""
-    systems.check(config)
+    kind = systems.check(config)
     _logged(config)
-    systems.before_devices(config, dry=True, described=bool(device_names))
+    kind.before_devices(config, dry=True, described=bool(device_names))
     target, devices = described_devices(device_names) if device_names else (None, None)
     with (
         tempfile.TemporaryDirectory() as folder,
         Run.open(Path(folder) / "run", time.monotonic()) as run,
-        systems.open_system(config, run, dry=True, devices=devices) as system,
+        kind.open_system(config, run, dry=True, devices=devices) as system,
     ):
         for name, value in flat(config.to_dict()).items():
             log(f"  --config.{name}={value}")

@@ -27,7 +27,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields, save_config
 from qrag_jax.systems import run_flags, training
 from qrag_jax.systems.q_rag.run import SavedRun, export
-from qrag_jax.systems.scoring import ScoreOptions
+from qrag_jax.systems.scoring import ScoreOptions, score_run
 from tests.entry_points import Commands, assert_same_run, metric_lines, refusal
 from tests.systems.small_runs import SMALL, opened_run
 
@@ -205,15 +205,14 @@ def test_a_dry_run_knows_every_program(opened: Any) -> None:
 def test_a_summary_names_what_was_scored(trained: Trained, tmp_path: Path) -> None:
     workdir, out = trained.copy(tmp_path / "run", whole=True), tmp_path / "out"
     before = sorted(path.relative_to(workdir) for path in workdir.rglob("*"))
-    score = systems.scorer(trained.name)
-    score(workdir, trained.config(), ScoreOptions("last", out=out))
+    score_run(workdir, trained.config(), ScoreOptions("last", out=out))
     (path, *_) = out.rglob("*summary.json")
     assert all(name in path.read_text() for name in ("last", "untrained", str(STEPS)))
     assert sorted(path.relative_to(workdir) for path in workdir.rglob("*")) == before
     logs = {log: log.read_bytes() for log in out.rglob("*.jsonl")}
     assert logs
     # The same command again scores nothing.
-    score(workdir, trained.config(), ScoreOptions("last", out=out))
+    score_run(workdir, trained.config(), ScoreOptions("last", out=out))
     assert {log: log.read_bytes() for log in out.rglob("*.jsonl")} == logs
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax import answer as answers
 from qrag_jax.errors import InputError
+from qrag_jax.evaluators import answers
 from qrag_jax.feedback.llm import Question
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text.generation import Generation

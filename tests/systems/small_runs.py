@@ -11,7 +11,7 @@ import jax
 import pytest
 from ml_collections import ConfigDict
 
-from configs import common_harr, hotpotqa
+from configs import harr_grpo, hotpotqa
 from qrag_jax import systems
 from qrag_jax.environments.episode import Look, Said, Speak, ToolTask
 from qrag_jax.rollouts.token_episodes import Episode, Speech, Talk, encoded
@@ -50,7 +50,7 @@ def small_q_rag(**fields: Any) -> ConfigDict:
 
 
 def small_harr(algorithm: str = "grpo", **fields: Any) -> ConfigDict:
-    config = common_harr.default_config(algorithm, "own")
+    config = harr_grpo.default_config(algorithm, "own")
     config.encoder.path, config.encoder.lora.rank = "", 0
     config.encoder.scratch.update(layers=1, hidden=16, heads=2, vocab=300, positions=160)
     config.data.path = worlds.path_of("few_chains")
@@ -128,8 +128,8 @@ SMALL: Mapping[str, Callable[..., ConfigDict]] = {
 @contextlib.contextmanager
 def opened_run(config: ConfigDict, workdir: Path, **how: Any) -> Iterator[tuple[Any, Run]]:
     """The system of a run in `workdir` on all devices, and the run."""
-    systems.check(config)
-    with Run.open(workdir, 0.0) as run, systems.open_system(config, run, **how) as system:
+    kind = systems.check(config)
+    with Run.open(workdir, 0.0) as run, kind.open_system(config, run, **how) as system:
         yield system, run
 
 

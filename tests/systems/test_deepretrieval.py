@@ -34,8 +34,8 @@ from qrag_jax.rollouts.trajectories import TRUNCATED, TokenTrajectory
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.deepretrieval.config import RewriteConfig, default_config
-from qrag_jax.systems.deepretrieval.system import DeepRetrieval, score_run
-from qrag_jax.systems.scoring import ScoreOptions, open_predictor
+from qrag_jax.systems.deepretrieval.system import DeepRetrieval
+from qrag_jax.systems.scoring import ScoreOptions, open_predictor, score_run
 from tests.entry_points import COURSES
 from tests.support.worlds import write_lines
 from tests.systems.corpora import write_collection
@@ -100,7 +100,7 @@ def trajectory(system: DeepRetrieval, text: str, original: float | Failure) -> T
 
 def test_a_query_is_worth_what_it_finds_less_what_the_original_finds(system: DeepRetrieval) -> None:
     task, entity = system.inputs.train[0], system.inputs.script.given[0].entity
-    (original,) = system.measures([task], STOP)
+    ((_, original),) = system.judged_by([task], STOP)
     k = system.config.reward.k
     for text in (entity, task.question, "nothing of that"):
         each = trajectory(system, text, original)

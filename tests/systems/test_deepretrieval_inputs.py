@@ -17,7 +17,7 @@ from qrag_jax.environments.episode import Look
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.index_folder import BM25
 from qrag_jax.systems.deepretrieval.config import RewriteConfig
-from qrag_jax.systems.deepretrieval.inputs import digest_of, load_inputs
+from qrag_jax.systems.deepretrieval.system import digest_of, load_inputs
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.token_system import TokenInputs
 from tests.retrieval.web_service import pubmed_says, serving

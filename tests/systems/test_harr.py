@@ -6,6 +6,7 @@ import dataclasses
 import json
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,9 +21,8 @@ from qrag_jax.environments.rag import named
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.metrics.rows import AGENTS
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.systems.harr import scoring as harr_scoring
 from qrag_jax.systems.harr.system import Harr
-from qrag_jax.systems.scoring import Questions
+from qrag_jax.systems.scoring import Questions, Way
 from tests.environments.trying import saved_tokenizer
 from tests.llm.model_server import Call, ModelServer, Reply
 from tests.systems.small_runs import HARR_MEMBERS as MEMBERS
@@ -74,7 +74,7 @@ def test_ppo_without_a_history_is_played_while_eight_devices_learn(tmp_path: Pat
         state, experience = system.first_state(), system.experience(NEW_RUN, STOP)
         batch = experience.next(state, 0, STOP)
         row = np.asarray(batch.tokens)[0, 0, : int(batch.lengths[0, 0])]
-        assert "istory" not in system.inputs.encoder.tokenizer.backend.decode(row.tolist())
+        assert "istory" not in system.inputs.model.tokenizer.backend.decode(row.tolist())
         state, metrics = system.update(state, batch)
         assert float(metrics["value_loss"]) > 0
         assert float(metrics["kl"]) == pytest.approx(0.0, abs=1e-3)  # the policy is the reference
@@ -263,7 +263,7 @@ def test_questions_of_all_parts_of_an_evaluation_have_draws_of_their_own(
 
     monkeypatch.setattr(Harr, "play", seen)
     params = system.here(system.first_state().params)
-    way = harr_scoring.agent_way(system, STOP, "drawn", "drawn", params, sampled=4)
+    way = Way("drawn", "drawn", partial(system.answered, params, stop=STOP, sampled=4), {})
     asked = Questions(AGENTS, system.inputs.dev, size=2)
     asked.into(tmp_path / "log.jsonl", way, STOP, restart=False)
     assert len(drawn) == len(set(drawn)) == 4 * len(system.inputs.dev) > 8

@@ -17,8 +17,13 @@ from qrag_jax.retrieval.index_folder import CORPUS, EXACT, IndexAt
 from qrag_jax.retrieval.protocol import Hits, Queries
 from qrag_jax.runtime.interrupt import Stopped
 from qrag_jax.runtime.whole_files import writing
-from qrag_jax.systems.index_change import change_index
-from qrag_jax.systems.indexing import FAISS, IndexSettings, PassageEncoder, index_corpus
+from qrag_jax.systems.indexing import (
+    FAISS,
+    IndexSettings,
+    PassageEncoder,
+    change_index,
+    index_corpus,
+)
 from tests.devices import mesh_of
 from tests.retrieval.small_corpus import assert_same
 from tests.support.worlds import write_lines

@@ -16,7 +16,7 @@ import ml_collections
 import pytest
 
 from configs import common, hotpotqa, own
-from qrag_jax.data.loading import DataConfig, LoadedSamples, sources_section
+from qrag_jax.data.loading import DataConfig, LoadedSamples, documents_of_lengths, sources_section
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.row_log import differing
@@ -26,8 +26,8 @@ from qrag_jax.runtime.saved_config import flat, save_config
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag.config import QRagConfig, fill_from_saved, settled
 from qrag_jax.systems.q_rag.run import SavedRun
-from qrag_jax.systems.q_rag.scoring import BEAM_FIELDS, documents_of_lengths, log_record
-from qrag_jax.systems.q_rag.system import open_system, with_labels
+from qrag_jax.systems.q_rag.scoring import BEAM_FIELDS, log_record
+from qrag_jax.systems.q_rag.system import QRag, with_labels
 from qrag_jax.systems.scoring import FREE_FIELDS, is_free
 from tests.models.test_folders import write_pooling as write_modules
 from tests.support.small_models import small_model, write_tokenizer
@@ -61,7 +61,7 @@ def test_steps_are_as_many_as_the_facts(tmp_path: Path, capsys: pytest.CaptureFi
         config.data.update(path=str(tmp_path), cache=str(tmp_path / "cache"))
         config.env.max_steps = given
         workdir = tmp_path / f"run{given}"
-        with Run.open(workdir, 0.0) as run, open_system(config, run, dry=True) as system:
+        with Run.open(workdir, 0.0) as run, QRag.open_system(config, run, dry=True) as system:
             saved = load_config(run.config_path).env.max_steps
             assert saved == config.env.max_steps == system.config.rollout.max_steps == steps
         assert re.findall(r"(\d+ of \d+) \w+ questions", capsys.readouterr().out) == unsolved

@@ -19,7 +19,7 @@ from qrag_jax.retrieval.multi_step import Hit
 from qrag_jax.retrieval.protocol import Queries
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
-from qrag_jax.systems.q_rag.negatives import may_be_good, with_negatives
+from qrag_jax.systems.search import may_be_good, with_negatives
 from tests.support.worlds import write_lines
 
 pytest.importorskip("bm25s")
@@ -64,7 +64,9 @@ def loaded(cities: Sequence[str] = CITIES[:6]) -> LoadedSamples:
 def test_the_best_passages_that_are_no_answer_are_added(index: Path, tmp_path: Path) -> None:
     given = loaded()
     with Run.open(tmp_path / "run", None) as run:
-        found = with_negatives(NegativesConfig(index=str(index), count=4, skip=1), given, run)
+        found = with_negatives(
+            NegativesConfig(index=str(index), count=4, skip=1), given, run.workdir
+        )
     assert [len(samples) for samples in found.by_source.values()] == [2, 4]
     engine = BM25Index.open(index / "bm25", StoredCorpus(index / "corpus"))
     for before, after in zip(given.all, found.all, strict=True):
@@ -78,17 +80,17 @@ def test_the_best_passages_that_are_no_answer_are_added(index: Path, tmp_path: P
 def test_a_run_that_goes_on_has_the_same_passages(index: Path, tmp_path: Path) -> None:
     config, workdir = NegativesConfig(index=str(index), count=3), tmp_path / "run"
     with Run.open(workdir, None) as run:
-        with_negatives(NegativesConfig(index=str(index), count=2), loaded(), run)
-        first = with_negatives(config, loaded(), run)  # the run has not begun: again
+        with_negatives(NegativesConfig(index=str(index), count=2), loaded(), run.workdir)
+        first = with_negatives(config, loaded(), run.workdir)  # the run has not begun: again
     assert {len(sample.chunks) for sample in first.all} == {5}
     (workdir / "config.json").write_text("{}")
     shutil.rmtree(index / "bm25")  # only the passages are read again
     with Run.open(workdir, None) as run:
         assert run.has_begun
-        again = with_negatives(config, loaded(), run)
+        again = with_negatives(config, loaded(), run.workdir)
         assert list(again.all) == list(first.all)
         with pytest.raises(InputError, match="negatives"):
-            with_negatives(config, loaded(CITIES[:7]), run)
+            with_negatives(config, loaded(CITIES[:7]), run.workdir)
 
 
 def hit(text: str, title: str = "") -> Hit:
@@ -125,7 +127,7 @@ def test_a_retriever_searches_in_its_steps(exported: Path, index: Path, tmp_path
     retriever.index(tmp_path / "corpus.jsonl", index)
     config = NegativesConfig(index=str(index), search=str(exported), count=2)
     with Run.open(tmp_path / "run", None) as run:
-        found = with_negatives(config, loaded(), run)
+        found = with_negatives(config, loaded(), run.workdir)
     for sample, longer in zip(loaded().all, found.all, strict=True):
         first, _ = retriever.search(sample.question)
         added = longer.chunks[len(sample.chunks) :]

@@ -26,8 +26,8 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems import training
 from qrag_jax.systems.indexing import IndexSettings, index_corpus
 from qrag_jax.systems.rlvr.config import EnvironmentConfig, RlvrConfig, TasksConfig
-from qrag_jax.systems.rlvr.system import Rlvr, digest_of, score_run
-from qrag_jax.systems.scoring import ScoreOptions
+from qrag_jax.systems.rlvr.system import Rlvr, digest_of
+from qrag_jax.systems.scoring import ScoreOptions, score_run
 from tests.entry_points import metric_lines
 from tests.rollouts.token_setup import PolicyServer, write_calling_model
 from tests.support.worlds import write_lines

@@ -70,8 +70,7 @@ for copy in sorted(Path(folder).iterdir()):
     from qrag_jax.systems import run_flags, training
     assert Path(systems.__file__).is_relative_to(copy)
     for other in systems.SYSTEMS:
-        assert importlib.import_module(systems.SYSTEMS[other]).open_system, other
-        assert systems.scorer(other), other
+        assert importlib.import_module(systems.SYSTEMS[other]).SYSTEM, other
     if copy.name == learning:
         status = training.train(run_flags.experiment_of(fields), copy / "run")
         assert status == 0, status
@@ -124,7 +123,7 @@ def test_a_training_leaves_room_for_its_server(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv(fraction, raising=False)
     config.reward.name = "answer_f1"
     config.llm.server.update(model="org/name", memory_share=0.4)
-    systems.before_devices(config)
+    systems.kind(config).before_devices(config)
     assert os.environ.pop(fraction) == "0.55"
 
 

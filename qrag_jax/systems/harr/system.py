@@ -27,7 +27,7 @@ from qrag_jax.data.sample import Sample, fingerprint
 from qrag_jax.environments.episode import Agent, Closed, Failed, Task
 from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Scripted, SearchR1
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.agents import agent_evaluation
+from qrag_jax.evaluators.agents import agent_evaluation, agent_row
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback import rag
 from qrag_jax.feedback.llm import JUDGE, metrics_of_all, verdict_of
@@ -35,10 +35,12 @@ from qrag_jax.feedback.rewards import Checks, Patience, Watch
 from qrag_jax.learners.config import PPOConfig
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
 from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
-from qrag_jax.learners.state import Parts, TrainState, place
+from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.outcomes import Failure, Request
 from qrag_jax.llm.text import generation, prompts
-from qrag_jax.metrics.rows import REWARDS
+from qrag_jax.metrics.bootstrap import gains, score_table
+from qrag_jax.metrics.rows import AGENTS, REWARDS, AgentRow
+from qrag_jax.metrics.summaries import agent_columns, agent_summary, pass_at
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.first_encoder import FOLDER, check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
@@ -55,17 +57,20 @@ from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.rollouts.token_episodes import HOPELESS, AgentRollout, Asks, Episode, Start
 from qrag_jax.runtime import hosts
-from qrag_jax.runtime.aot import Calls, Program
+from qrag_jax.runtime.aot import Program
 from qrag_jax.runtime.interrupt import StopSignal, wait_for
-from qrag_jax.runtime.mesh import host_mesh, make_mesh, shard_batch, shardings_of
+from qrag_jax.runtime.mesh import shard_batch, shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
-from qrag_jax.runtime.saved_config import check_split, save_config
+from qrag_jax.runtime.saved_config import check_split
+from qrag_jax.systems import scoring
 from qrag_jax.systems.config import Drawn, drawn
 from qrag_jax.systems.harr import config as harr_config
 from qrag_jax.systems.harr.config import HarrConfig
 from qrag_jax.systems.indexing import PassageEncoder
+from qrag_jax.systems.scoring import Logs, Predictor, ScoreOptions, Way
 from qrag_jax.systems.search import indexed
+from qrag_jax.systems.training import MeshSystem, Opening
 
 K = TypeVar("K")
 INDEX = "index"  # in the run's folder
@@ -77,57 +82,35 @@ _ADVICE = (
 )
 _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 
-check, before_devices = HarrConfig.of, HarrConfig.before_devices
+# Sections of the config that the play of given weights does not depend on.
+_OF_TRAINING = {"train", "optimizer", "runtime", "profile", "llm", "reranker", "questions"}
+AT_ONCE = 256  # questions played side by side, and written together
+_SAMPLED = 2**31 - 2  # as `_EVALUATED`: of draws for pass@k
+_STATELESS = "untrained, the sub-query alone"
 
 
-def score_run(*how: Any) -> dict[str, Any]:
-    from qrag_jax.systems.harr import scoring  # no training needs it
+@dataclasses.dataclass(kw_only=True)
+class Harr(MeshSystem[HarrConfig]):
+    """It plays episodes on this host's devices.
 
-    return scoring.score_run(*how)
+    A run is scored with three retrievers, which search greedily: the one that was trained, the
+    encoder that it started from in the same states, and this encoder by the sub-query alone.
+    """
 
-
-@contextlib.contextmanager
-def open_system(
-    raw: ConfigDict, run: Run, *, dry: bool = False, devices: Sequence[jax.Device] | None = None
-) -> Iterator[Harr]:
-    HarrConfig.resume(raw, run)
-    config = HarrConfig.of(raw)
-    mesh = make_mesh(config.runtime.mesh, devices)
-    own = mesh if devices is not None else host_mesh(config.runtime.mesh)
-    hosts.check_play(config.runtime.mesh, own, config.agent.staleness)
-    check_split("train.batch_size × members", config.episodes, mesh.size)
-    with contextlib.ExitStack() as stack:
-        # The server starts while the data are read and the corpus is embedded.
-        models = NO_MODELS if dry else stack.enter_context(open_models(config, run.workdir))
-        with hosts.AgreedStop() as stop:
-            kept = run.has_begun
-            inputs = load_inputs(config, run.workdir, own, stop, is_kept=kept, searches=not dry)
-        run.begin(lambda: save_config(raw, run.config_path))
-        yield Harr(config, mesh, inputs, models, placed=devices is None, own=own)
-
-
-@dataclasses.dataclass
-class Harr:
-    """See `systems.System`. It plays episodes on this host's devices."""
-
-    config: HarrConfig
-    mesh: Mesh
-    inputs: Inputs
+    SETTINGS = HarrConfig
+    OF_QUESTIONS, ASKED = ("data.", "eval.path"), ("data.path", "data.sources", "eval.path")
     models: HarrModels  # what the agent and the rewards ask
-    placed: bool = True  # else the mesh's devices are described, and only shapes are made
-    # Of this host's devices, which play without the other hosts; None: there is one host
-    own: Mesh | None = None
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         # Programs that send between devices must begin in the same order on all of them, also those
         # of a thread that plays ahead.
         self.device, self.counts = threading.Lock(), Counts()
-        self._call = Calls(log)
         config, inputs, index = self.config, self.inputs, self.inputs.index
-        self.train, self.profile, self.data = config.train, config.profile, inputs.data
-        self.provenance, self.model = self.models.provenance, self.models.model
+        self.data, self.provenance = inputs.data, self.models.provenance
+        self.model = self.models.model
         self.shown = {"loss": ".3f", "return": ".2f"}
-        loaded, encoder = inputs.encoder, inputs.encoder.encoder
+        loaded, encoder = inputs.model, inputs.model.encoder
         longest = min(config.state.max_tokens, encoder.max_positions)
         # How states are cut to rows of tokens.
         self.rows = StateRows(
@@ -152,13 +135,26 @@ class Harr:
             f"{self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
         )
 
-    def names(self, numbers: Sequence[int], step: int) -> list[str]:
-        return [self.inputs.train[number].id for number in numbers]
+    # ------------------------------------------------------------------ how it is opened
+
+    @classmethod
+    def check_mesh(cls, config: HarrConfig, mesh: Mesh, own: Mesh) -> None:
+        hosts.check_play(config.runtime.mesh, own, config.agent.staleness)
+        check_split("train.batch_size × members", config.episodes, mesh.size)
+
+    @classmethod
+    def parts(cls, at: Opening) -> dict[str, Any]:
+        config, model = at.config, NO_MODELS
+        if not at.dry:  # the server starts while the data are read and the corpus is embedded
+            model = at.stack.enter_context(open_models(config, at.workdir))
+        if at.asked is not None:  # only training leaves questions out
+            config = dataclasses.replace(config, questions=harr_config.QuestionsConfig())
+        how: Any = {"is_kept": at.begun, "searches": not at.dry}
+        with contextlib.nullcontext(at.stop) if at.stop else hosts.AgreedStop() as stop:
+            inputs = load_inputs(config, at.workdir, at.mesh, stop, **how)
+        return {"inputs": inputs, "models": model}
 
     # ------------------------------------------------------------------ what is trained
-
-    def first_state(self) -> TrainState:
-        return self.learner.first_state(self.inputs.encoder.trained, self.config.seed)
 
     def update(self, state: TrainState, episodes: HopBatch) -> tuple[TrainState, dict[str, Any]]:
         with self.device:
@@ -169,11 +165,11 @@ class Harr:
             return updated
 
     def programs(self) -> list[Program]:
-        state = self._parts.shapes(self.inputs.encoder.trained)
+        state = self._parts.shapes(self.inputs.model.trained)
         nothing = [Rewarded((), None)] * self.config.episodes
         batch = pool_search.hop_batch(nothing, self._shape, self.config.policy)
         batch = jax.eval_shape(lambda arrays: arrays, batch)
-        trunk, rows = self.inputs.encoder.trunk, self.config.episodes * self._shape.hops
+        trunk, rows = self.inputs.model.trunk, self.config.episodes * self._shape.hops
         flops = self.learner.update_passes * trunk.config.flops(rows, self._shape.tokens / 2)
         arguments, dtype = (state, batch, *self.base), trunk.precision.products.name
         return [Program("update", self._update, arguments, flops, dtype)]
@@ -181,7 +177,7 @@ class Harr:
     @cached_property
     def learner(self) -> QueryEncoder:
         """The query encoder, from which all programs are built."""
-        config, loaded = self.config, self.inputs.encoder
+        config, loaded = self.config, self.inputs.model
         alike = np.ones(self.rows.max_tokens + 1, np.int64)  # of lengths nothing is known yet
         weights = config.reward.rewards.weights
         of_episode, of_hop = (tuple(weights[name] for name in names) for names in self._rewards)
@@ -205,13 +201,8 @@ class Harr:
             rate = rule.critic_learning_rate
             critic = make_optimizer(dataclasses.replace(config.optimizer, learning_rate=rate))
         kl = rule.kl if isinstance(rule, PPOConfig) else rule.beta
-        width = self.inputs.encoder.encoder.width
+        width = self.inputs.model.encoder.width
         return Parts(make_optimizer(config.optimizer), critic, kl > 0, width)
-
-    @cached_property
-    def base(self) -> tuple[Any, ...]:
-        """The base of adapters, placed; () if all weights are trained."""
-        return self.learner.placed_base(self.inputs.encoder.stored, placed=self.placed)
 
     @cached_property
     def _update(self) -> Any:
@@ -255,24 +246,6 @@ class Harr:
             return self.play(params, self.starts(part, 1, _EVALUATED, *shard), stop, is_greedy=True)
 
         return agent_evaluation(step, golds, self.config.eval.best_by, play)
-
-    def here(self, params: Any) -> Any:
-        """Parameters of training where they play; all hosts call this together."""
-        mesh, of_params, *_ = self._here
-        return params if mesh is self.mesh else hosts.copied(params, of_params)
-
-    @cached_property
-    def _here(self) -> tuple[Mesh, Any, Any, Any]:
-        """Where episodes are played: mesh, shardings of what is trained and of the base, base."""
-        learner, loaded, mesh = self.learner, self.inputs.encoder, self.own or self.mesh
-        if mesh is self.mesh:
-            base = self.base[0] if self.base else None
-            return mesh, learner.shardings.params, learner.base_shardings, base
-        rules = loaded.trunk.partition_rules()
-        of_params = self._parts.shardings(mesh, rules, loaded.trained).params
-        of_base = shardings_of(mesh, rules, loaded.base)
-        base = None if of_base is None else place(loaded.stored, of_base)
-        return mesh, of_params, of_base, base
 
     def starts(
         self, golds: Sequence[Sample], members: int, number: int, first: int = 0, apart: int = 1
@@ -403,9 +376,13 @@ class Harr:
     @cached_property
     def _tower(self) -> MeshTower:
         """The query encoder's programs; `play` gives it the parameters."""
-        mesh, of_params, of_base, _ = self._here
-        whole, encoder = merge(of_params, of_base), self.inputs.encoder.encoder
-        return MeshTower(mesh, whole, encoder, None, number=None, row_tokens=self.rows.max_tokens)
+        mesh, model, rows = self.own or self.mesh, self.inputs.model, self.rows.max_tokens
+        rules = model.trunk.partition_rules()
+        of_params, of_base = (
+            shardings_of(mesh, rules, part) for part in (model.trained, model.base)
+        )
+        whole = merge(of_params, of_base)
+        return MeshTower(mesh, whole, model.encoder, None, number=None, row_tokens=rows)
 
     def _counted(self) -> dict[str, float]:
         counts, client = self.counts, self.model.client if self.model else None
@@ -414,13 +391,93 @@ class Harr:
         searches, batches, broken = hosts.of_each(own).sum(axis=0).tolist()
         return asked | {"searches_per_batch": searches / max(batches, 1), "broken_episodes": broken}
 
+    # ---------------------------------------------------------------- a run is scored
+
+    def plays(self, raw: ConfigDict, options: ScoreOptions, stop: StopSignal) -> dict[str, Any]:
+        """What plays greedily, and in `options.sampled` drawn episodes of each question besides."""
+        if self.model is not None:
+            self.model.wait(stop)
+        free = _OF_TRAINING | {*harr_config.ALGORITHMS}
+        record = {
+            "config": {name: part for name, part in raw.to_dict().items() if name not in free},
+            "data": self.inputs.data,
+            "questions": len(self.inputs.dev),
+            "sampled": options.sampled,
+            "answers depend on": self.provenance,
+        }
+        play = partial(self.answered, stop=stop)
+        how = {"rows": AGENTS, "size": AT_ONCE, "play": play, "record": record}
+        return {"asked": self.inputs.dev, **how}
+
+    def answered(
+        self, params: Any, part: Sequence[Sample], first: int, *, stop: StopSignal, sampled: int = 0
+    ) -> list[AgentRow]:
+        episodes = self.play(params, self.starts(part, 1, _SAMPLED, first), stop, is_greedy=True)
+        rows = [agent_row(each, episode) for each, episode in zip(part, episodes)]
+        if not sampled:
+            return rows
+        drawn = self.play(params, self.starts(part, sampled, _SAMPLED, first), stop)
+        for i, each in enumerate(part):
+            every = (agent_row(each, one) for one in drawn[i * sampled : (i + 1) * sampled])
+            whole = [row.em > 0 for row in every if not row.failed]
+            rows[i] = dataclasses.replace(rows[i], right=sum(whole), sampled=len(whole))
+        return rows
+
+    def ways(self, predictor: Predictor) -> Iterator[Way]:
+        config, options = self.config, predictor.options
+        file, first = f"agent_seed{config.eval.seed}", predictor.weights(scoring.FIRST)
+        alone = dataclasses.replace(config.state, stateful=False)
+        of_query = dataclasses.replace(self, config=dataclasses.replace(config, state=alone))
+        play = partial(of_query.answered, stop=predictor.stop)
+        name = f"untrained-the-sub-query-alone/{file}"
+        yield predictor.way(first, name, _STATELESS, play, way=_STATELESS)
+        yield predictor.way(first, f"untrained/{file}")
+        own = predictor.weights(options.checkpoint)
+        play = partial(self.answered, stop=predictor.stop, sampled=options.sampled)
+        yield predictor.way(own, f"{own.name}/{file}", f"trained, {own.label}", play)
+
+    def summary(self, predictor: Predictor, found: Logs) -> tuple[dict[str, Any], list[str]]:
+        rows, sampled = {label: AGENTS.read(log) for label, log in found}, predictor.options.sampled
+        summary = scoring.compared(rows, main := found[-1][0], agent_summary, _gains)
+        if sampled:
+            summary["pass@k"] = _passes(rows[main], sampled)
+        return summary, _table(summary)
+
+
+def _gains(rows: Sequence[AgentRow], others: Sequence[AgentRow]) -> dict[str, Any]:
+    """Paired differences over the questions that failed in neither."""
+    both = [pair for pair in zip(rows, others, strict=True) if not any(row.failed for row in pair)]
+    ours, theirs = (agent_columns([pair[side] for pair in both]) for side in (0, 1))
+    return gains({name: ours[name] for name in ("em", "f1", "recall")}, theirs)
+
+
+def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
+    """Of 1, 2, 4, … draws; a question counts where so many are whole."""
+    known = [row for row in rows if row.right is not None]
+    passes = {
+        str(k): [pass_at(k, row.right or 0, row.sampled) for row in known if row.sampled >= k]
+        for k in (1 << place for place in range(sampled.bit_length()))
+    }
+    return {k: float(np.mean(values)) for k, values in passes.items() if values}
+
+
+def _table(summary: Mapping[str, Any]) -> list[str]:
+    columns, losses = ("em", "f1", "recall", "hops"), ("broken", "failed")
+    counts = {each: f"{{{each}}} of {{questions}}" for each in losses}
+    over = ((f"gain over {name}", gain) for name, gain in summary["gains"].items())
+    text = score_table(summary["scores"].items(), columns, counts, over)
+    if "pass@k" in summary:
+        passes = ", ".join(f"{k}: {value:.3f}" for k, value in summary["pass@k"].items())
+        text.append(f"pass@k of drawn passages: {passes}")
+    return text
+
 
 # ---------------------------------------------------------------- what a run reads
 
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    encoder: LoadedEncoder
+    model: LoadedEncoder
     index: Any  # an `ExactIndex`; None: nothing will be searched
     train: Sequence[Sample]  # the questions that are trained on
     dev: Sequence[Sample]
@@ -487,7 +544,7 @@ def load_inputs(
     if index is not None:
         keys["corpus"] = index.corpus.digest
     return Inputs(
-        encoder=encoder,
+        model=encoder,
         index=index,
         train=[train[number] for number in kept],
         dev=[dev[place] for place in shown.places],
@@ -624,3 +681,6 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
             stack.callback(reranker.close)
             provenance["the reranker"] = config.reranker.model
         yield HarrModels(provenance, reranker, model, own)
+
+
+SYSTEM = Harr

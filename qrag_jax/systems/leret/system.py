@@ -167,7 +167,7 @@ def taught_by(
     ]
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class Leret(token_system.TokenSystem[LeretConfig]):
     """See `systems.System`; tries are kept in its folder."""
 
@@ -406,7 +406,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
             by = by_rule(library, config.writing.k, write)
             yield Way(name, label, partial(ruled, by), predictor.record)
 
-    def summary(self, found: Logs, out: Path) -> tuple[dict[str, Any], list[str]]:
+    def summary(self, predictor: Predictor, found: Logs) -> tuple[dict[str, Any], list[str]]:
         rows, main = {label: HOPS.read(log) for label, log in found}, found[0][0]
         summary = scoring.compared(rows, main, hop_summary, hop_gains)
         return summary, hop_table(summary["scores"], summary["gains"], len(rows[main][0].hops))
@@ -418,6 +418,3 @@ def _with_passage(state: queries.QueryState) -> str:
 
 
 SYSTEM = Leret
-open_system = partial(token_system.open_token_system, Leret)
-score_run = partial(scoring.score_language_model, Leret)
-before_devices, check = LeretConfig.before_devices, LeretConfig.of

@@ -52,7 +52,7 @@ from qrag_jax.systems.config import ADAPTER, CARD, TEMPLATES, load_config, witho
 from qrag_jax.systems.indexing import PassageEncoder, on_host, one_tower, scale_outside
 from qrag_jax.systems.q_rag.config import QRagConfig, settled
 from qrag_jax.systems.retriever import Backend
-from qrag_jax.systems.scoring import SUMMARY, check_trained, saved_params
+from qrag_jax.systems.scoring import SUMMARY, mesh_of_run, saved_params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,8 +76,7 @@ class SavedRun:
     ) -> SavedRun:
         """Reads the encoder of a run; its config may have other data or settings of evaluation."""
         taken = QRagConfig.of(config, scoring=True)
-        mesh = taken.mesh(mesh_of)
-        check_trained(workdir)
+        mesh = mesh_of_run(taken, workdir, mesh_of)
         how: Any = {"is_kept": True, "platform": Platform.of(mesh)}
         loaded = prepare_encoder(taken.encoder, workdir, [], taken.seed, **how)
         rules = loaded.trunk.partition_rules()

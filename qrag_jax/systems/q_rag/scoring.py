@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import itertools
@@ -9,6 +10,7 @@ import math
 import time
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +19,11 @@ from ml_collections import ConfigDict
 
 from qrag_jax.algorithms.advantages import discounted_return
 from qrag_jax.data.episodes import EpisodeShape
-from qrag_jax.data.loading import DataConfig, load_split
-from qrag_jax.data.long_docs import Documents, babilong_documents, check_unseen, niah_documents
+from qrag_jax.data.loading import documents_of_lengths, load_split
+from qrag_jax.data.long_docs import check_unseen
 from qrag_jax.data.sample import LazySamples, Sample, fingerprint
-from qrag_jax.data.sources import BABILONG, NIAH
 from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments import positions
-from qrag_jax.errors import InputError
 from qrag_jax.evaluators import episodes
 from qrag_jax.feedback.facts import GROUND_TRUTH, fact_feedback
 from qrag_jax.learners.state import encoder_key
@@ -51,12 +51,12 @@ _PART = 16  # batches written together
 BEAM_FIELDS = ("eval.beam", "eval.beam_score", "eval.stop_threshold")
 
 
-def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> dict[str, Any]:
-    """Scores the run's checkpoint and the encoder it started from; returns the summary.
-
-    Of the training run's own data, if they are one file, only the part held out is scored.
-    """
-    scoring.are_others(workdir, raw, scoring.DATA, options.out)
+@contextlib.contextmanager
+def open_predictor(
+    raw: ConfigDict, workdir: Path, options: scoring.ScoreOptions
+) -> Iterator[scoring.Predictor]:
+    """The evaluation questions: of the training run's own data, if they are one file, only the part
+    held out."""
     saved, run = load_config(workdir / CONFIG_NAME), SavedRun.open(workdir, raw)
     config = run.config
     same = (raw.data.path, raw.eval.path) == (saved.data.path, saved.eval.path)
@@ -72,60 +72,73 @@ def score_run(workdir: Path, raw: ConfigDict, options: scoring.ScoreOptions) -> 
     play = episodes.make_play(run.mesh, run.shardings, _actor(run, shape, store), *how)
     size = config.eval.batch_size
     evaluator = episodes.EpisodeEvaluator(play, run.mesh, samples, store, shape, size, indices)
-    shown, name = evaluator.shown, Path(log_name(config.eval.seed)).stem
-    out, asked = options.out or workdir / "eval", fingerprint(shown)
-    trained, step = run.trained(options.checkpoint)
-    own = f"{options.checkpoint}-{step}"
-
-    def ways(label: str, params: Params | Adapted) -> Iterator[scoring.Way]:
-        """In several steps, and in one, whose rows the same play gives."""
-        of_one_step: dict[int, list[Row]] = {}  # by the number of their first question
-
-        def several(part: Sequence[Sample], first: int) -> list[Row]:
-            rows, of_one_step[first] = evaluator.rows(params, slice(first, first + len(part)))
-            return rows
-
-        def single(part: Sequence[Sample], first: int) -> list[Row]:
-            if first in of_one_step:
-                return of_one_step[first]
-            return evaluator.rows(params, slice(first, first + len(part)))[1]
-
-        record = log_record(run, label, weights_digest(params), asked, searched=False)
-        yield scoring.Way(f"{label}/{name}", label, several, record)
-        yield scoring.Way(f"{label}/single_step_{name}", f"{label}, one step", single, record)
-
+    asked, scored = evaluator.shown, _Scored(run, evaluator, store)
     with StopSignal() as stop:
-        how = {"stop": stop, "restart": options.restart}
-        four = *ways(facts.UNTRAINED, run.untrained()), *ways(own, trained)
-        greedy = scoring.Questions(RETRIEVALS, shown, size=_PART * size)
-        logs = [log for _, log in greedy.played(out, four, **how)[0]]
-        names = itertools.product((facts.UNTRAINED, facts.TRAINED), ("multi", "single"))
-        played = {facts.NAMES[each]: RETRIEVALS.read(log) for each, log in zip(names, logs)}
-        if config.eval.searches:
-            searcher = beam_search(run, trained, store)
+        about: Any = {"system": scored, "stop": stop, "raw": raw, "options": options}
+        yield scoring.Predictor(RETRIEVALS, asked, _PART * size, **about)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Scored:
+    """How a run is scored; see `scoring.score_run`."""
+
+    run: SavedRun
+    evaluator: episodes.EpisodeEvaluator
+    store: TokenStore
+
+    def ways(self, predictor: scoring.Predictor) -> Iterator[scoring.Way]:
+        """Without beams in several steps and in one, untrained and trained; and by its beams."""
+        run, which, evaluator = self.run, predictor.options.checkpoint, self.evaluator
+        name, asked = Path(log_name(run.config.eval.seed)).stem, fingerprint(evaluator.shown)
+        trained, step = run.trained(which)
+        own = f"{which}-{step}"
+        predictor.steps[which] = step
+        for label, params in ((facts.UNTRAINED, run.untrained()), (own, trained)):
+            several, one = _both(evaluator, params)
+            record = log_record(run, label, weights_digest(params), asked, searched=False)
+            yield scoring.Way(f"{label}/{name}", label, several, record)
+            single = f"{label}/single_step_{name}"
+            yield scoring.Way(single, f"{label}, one step", one, record)
+        if run.config.eval.searches:
+            by_beam = _plays(run, beam_search(run, trained, self.store))
             record = log_record(run, own, weights_digest(trained), asked, searched=True)
-            by_beam = _plays(run, searcher)
-            planned = scoring.Way(f"{own}/planned_{name}", facts.PLANNED, by_beam, record)
-            searched = scoring.Questions(RETRIEVALS, shown, size=size)
-            ((_, log),) = searched.played(out, [planned], **how)[0]
-            played[facts.PLANNED] = RETRIEVALS.read(log)
-    summary: dict[str, Any] = {
-        "checkpoint": options.checkpoint,
-        "step": step,
-        "best_is_untrained": options.checkpoint == "best" and step == 0,
-        **facts.compared(played, in_full=config.rollout.never_terminate),
-        "samples": len(shown),
-    }
-    lines = [facts.table(summary)]
-    if config.reward.name != GROUND_TRUTH and "return" in summary["scores"]["trained"]:
-        why = f"not of {config.reward.name}, by which it was trained"
-        if not config.is_on_device:
-            why = (
-                f"no language model was asked for {config.reward.name}; qrag_jax.answer asks one "
-                "about the retrieval log"
-            )
-        lines.append(f"returns are those of the supporting facts: {why}")
-    return scoring.end_scoring(out, raw, summary, [*lines, f"retrieval log: {logs[2]}"])
+            planned, size = f"{own}/planned_{name}", run.config.eval.batch_size
+            yield scoring.Way(planned, facts.PLANNED, by_beam, record, size=size)
+
+    def summary(
+        self, predictor: scoring.Predictor, found: scoring.Logs
+    ) -> tuple[dict[str, Any], list[str]]:
+        config, which = self.run.config, predictor.options.checkpoint
+        both = itertools.product((facts.UNTRAINED, facts.TRAINED), ("multi", "single"))
+        logs = zip([*(facts.NAMES[each] for each in both), facts.PLANNED], found)
+        played = {name: RETRIEVALS.read(log) for name, (_, log) in logs}
+        summary: dict[str, Any] = {
+            "best_is_untrained": which == "best" and predictor.steps[which] == 0,
+            **facts.compared(played, in_full=config.rollout.never_terminate),
+            "samples": len(predictor.asked),
+        }
+        lines = [facts.table({"checkpoint": which, "step": predictor.steps[which], **summary})]
+        if config.reward.name != GROUND_TRUTH and "return" in summary["scores"]["trained"]:
+            why = f"not of {config.reward.name}, by which it was trained"
+            if not config.is_on_device:
+                why = (
+                    f"no language model was asked for {config.reward.name}; qrag_jax.answer asks "
+                    "one about the retrieval log"
+                )
+            lines.append(f"returns are those of the supporting facts: {why}")
+        return summary, [*lines, f"retrieval log: {found[2][1]}"]
+
+
+def _both(
+    evaluator: episodes.EpisodeEvaluator, params: Params | Adapted
+) -> list[Callable[[Sequence[Sample], int], list[Row]]]:
+    """Plays in several steps, and in one, whose rows the same play gives."""
+    rows = cache(lambda first, count: evaluator.rows(params, slice(first, first + count)))
+
+    def play(kind: int, part: Sequence[Sample], first: int) -> list[Row]:
+        return rows(first, len(part))[kind]
+
+    return [partial(play, kind) for kind in (0, 1)]
 
 
 def log_record(
@@ -313,29 +326,6 @@ def score_lengths(
         f"supporting facts are found\ntable: {written}\nplot: {plot}"
     )
     return results
-
-
-def documents_of_lengths(
-    config: DataConfig, counts: Mapping[int, int], *, every_story: bool = False
-) -> dict[int, Documents]:
-    """The first documents of each length, so many, from the stories that fit the shortest one.
-
-    Short documents have room only for short stories, which are the easy ones. If each length used
-    all stories that fit it (`every_story`), a retriever would look worse on longer documents for
-    that reason alone.
-    """
-    names = [name for name, weight in config.sources.items() if weight]
-    if names == [BABILONG]:
-        limits = (config.babilong.most_facts, 0 if every_story else min(counts))
-        most = min(filter(None, limits), default=0)
-        made = dataclasses.replace(config.babilong, stories=config.path, most_facts=most)
-        return {n: babilong_documents(made, "dev", n, count) for n, count in counts.items()}
-    if names == [NIAH] and not config.path:
-        return {n: niah_documents(config.niah, "dev", n, count) for n, count in counts.items()}
-    raise InputError(
-        f"documents of {', '.join(names)} cannot be made longer or shorter; score runs of "
-        "babilong, or of niah without data files, at several lengths."
-    )
 
 
 def _table(results: Sequence[dict[str, Any]]) -> str:

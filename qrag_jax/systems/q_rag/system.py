@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import cached_property
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
@@ -22,7 +23,13 @@ from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, TrainingScores, make_play
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.feedback.facts import ANSWER_IN_CHUNK, GROUND_TRUTH, NEEDED, fact_feedback, labelled
+from qrag_jax.feedback.facts import (
+    ANSWER_IN_CHUNK,
+    GROUND_TRUTH,
+    NEEDED,
+    fact_feedback,
+    labelled_splits,
+)
 from qrag_jax.feedback.rewards import METRICS, OWN, Rewards, open_own
 from qrag_jax.learners import two_towers
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
@@ -34,100 +41,88 @@ from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.block_shapes import choose_block_shapes, mean_rows
 from qrag_jax.rollouts.chunks import Actor, check_fit
 from qrag_jax.rollouts.experience import Batches, Deferred, Experience, ScoredEpisodes, Staged
-from qrag_jax.runtime.aot import Calls, Program
+from qrag_jax.runtime.aot import Program
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.runtime.saved_config import check_split, save_config
 from qrag_jax.systems.config import chosen_places
-from qrag_jax.systems.q_rag import config as q_rag_config
-from qrag_jax.systems.q_rag.config import IMITATE, PQN, UNTIL_FOUND, QRagConfig
+from qrag_jax.systems.q_rag.config import IMITATE, PQN, UNTIL_FOUND, QRagConfig, settled
+from qrag_jax.systems.training import MeshSystem, Opening
+
+if TYPE_CHECKING:
+    from qrag_jax.systems.scoring import Predictor
 
 
-def check(config: ConfigDict) -> None:
-    config.reward.name = QRagConfig.of(config).reward.name
-
-
-before_devices = QRagConfig.before_devices
-
-
-def score_run(*how: Any) -> dict[str, Any]:
-    from qrag_jax.systems.q_rag import scoring  # no training needs it
-
-    return scoring.score_run(*how)
-
-
-@contextlib.contextmanager
-def open_system(
-    raw: ConfigDict, run: Run, *, dry: bool = False, devices: Sequence[jax.Device] | None = None
-) -> Iterator[QRag]:
-    QRagConfig.resume(raw, run)
-    config = QRagConfig.of(raw)
-    with contextlib.ExitStack() as stack:
-        mesh = make_mesh(config.runtime.mesh, devices)
-        for stage in config.stages:
-            config.host_batch(stage, mesh.size, jax.process_count())
-        check_split("eval.batch_size", config.eval.batch_size, mesh.size)
-        service, never = None, config.env.never_terminate
-        if config.reward.name in METRICS and config.llm is not None and not dry:
-            from qrag_jax.feedback.llm import open_service  # most runs ask no language model
-
-            # The server starts while the data and the encoder are read.
-            more: Any = {"never_terminate": never, "seed": config.seed}
-            more |= {"host": jax.process_index()}
-            opened = open_service(config.reward, config.llm, run.workdir, log, **more)
-            service = stack.enter_context(opened)
-        elif config.reward.name == OWN:
-            opened = open_own(config.reward, never_terminate=never, log=log)
-            service = stack.enter_context(opened)
-        inputs = load_inputs(config, run, service, Platform.of(mesh))
-        raw.env.max_steps = inputs.max_steps
-        config = QRagConfig.of(raw)
-
-        def write() -> None:
-            write_books(run.workdir, config.data.backgrounds)
-            save_config(q_rag_config.settled(raw, inputs.encoder.encoder), run.config_path)
-
-        run.begin(write)
-        yield QRag(config, mesh, inputs, service, placed=devices is None)
-
-
-@dataclasses.dataclass
-class QRag:
-    """See `systems.System`."""
-
-    config: QRagConfig
-    mesh: Mesh
-    inputs: Inputs
-    service: Rewards | None
-    placed: bool = True  # else the mesh's devices are described, and only shapes are made
-    _step: int | None = None  # of the next update
+@dataclasses.dataclass(kw_only=True)
+class QRag(MeshSystem[QRagConfig]):
+    SETTINGS, OF_QUESTIONS = QRagConfig, ("data.", "eval.path")
+    service: Rewards | None  # None: arrays give the rewards
 
     def __post_init__(self) -> None:
-        self.train, self.profile = self.config.train, self.config.profile
-        self._call = Calls(log)
-        stores = {**self.inputs.stores, DEV: self.inputs.dev_store}
+        super().__post_init__()
+        config, train, inputs = self.config, self.train, self.inputs
+        env = dataclasses.replace(config.env, max_steps=inputs.max_steps)
+        self.config = config = dataclasses.replace(config, env=env)
+        stores = {**inputs.stores, DEV: inputs.dev_store}
         self.data = {name: store.content_key for name, store in stores.items()}
-        self.provenance = self.service.provenance if self.service else {}
-        config, train = self.config, self.train
+        if self.service is not None:
+            self.provenance = self.service.provenance
         stages = [f"{train.steps - config.imitated} steps of {train.batch_size} questions"]
         if config.imitate:
             imitation = f"{config.imitated} steps of imitation with {config.imitate.batch_size}"
             stages = [imitation, *stages] if train.steps > config.imitated else [imitation]
         self.line = (
-            f"{sum(map(len, self.inputs.stores.values()))} training questions, "
-            f"{len(self.inputs.dev_indices)} scored every {train.eval_every} steps; "
+            f"{sum(map(len, inputs.stores.values()))} training questions, "
+            f"{len(inputs.dev_indices)} scored every {train.eval_every} steps; "
             f"{', then '.join(stages)} on {self.mesh.size} {Platform.of(self.mesh).kind} device(s)"
         )
-        self.shown = {"loss": ".3f", "fact_em" if self.inputs.has_facts else "return": ".2f"}
+        self.shown = {"loss": ".3f", "fact_em" if inputs.has_facts else "return": ".2f"}
+
+    # ---------------------------------------------------------------- how it is opened
+
+    @classmethod
+    def check(cls, config: ConfigDict) -> None:
+        config.reward.name = QRagConfig.of(config).reward.name
+
+    @classmethod
+    def check_mesh(cls, config: QRagConfig, mesh: Mesh, own: Mesh) -> None:
+        for stage in config.stages:
+            config.host_batch(stage, mesh.size, jax.process_count())
+        check_split("eval.batch_size", config.eval.batch_size, mesh.size)
+
+    @classmethod
+    def parts(cls, at: Opening) -> dict[str, Any]:
+        config, service = at.config, None
+        how: Any = {"never_terminate": config.env.never_terminate, "log": log}
+        if config.reward.name in METRICS and config.llm is not None and not at.dry:
+            from qrag_jax.feedback.llm import open_service  # most runs ask no language model
+
+            # The server starts while the data and the encoder are read.
+            how |= {"seed": config.seed, "host": jax.process_index()}
+            opened = open_service(config.reward, config.llm, at.workdir, **how)
+            service = at.stack.enter_context(opened)
+        elif config.reward.name == OWN:
+            service = at.stack.enter_context(open_own(config.reward, **how))
+        inputs = load_inputs(config, at.workdir, service, Platform.of(at.mesh), begun=at.begun)
+        return {"inputs": inputs, "service": service}
+
+    @classmethod
+    def write(cls, raw: ConfigDict, run: Run, inputs: Inputs) -> None:
+        raw.env.max_steps = inputs.max_steps
+        write_books(run.workdir, QRagConfig.of(raw).data.backgrounds)
+        save_config(settled(raw, inputs.model.encoder), run.config_path)
+
+    @classmethod
+    def open_predictor(cls, *how: Any) -> AbstractContextManager[Predictor]:
+        from qrag_jax.systems.q_rag import scoring  # no training needs it
+
+        return scoring.open_predictor(*how)
+
+    # ---------------------------------------------------------------- what is learned from
 
     def names(self, numbers: Sequence[int], step: int) -> list[str]:
         return [self.inputs.train_samples[number].id for number in numbers]
-
-    def first_state(self) -> TrainState:
-        loaded = self.inputs.encoder
-        return self.towers.first_state(loaded.trained, self.config.seed, loaded.second)
 
     def experience(self, run: Run, stop: StopSignal) -> Experience:
         config, inputs = self.config, self.inputs
@@ -157,7 +152,7 @@ class QRag:
             pending = run.progress.pending if goes_on else ()
             if self.service is None:
                 return batches(PQN, goes_on)
-            program, base = two_towers.make_play_step(self.towers), self._base
+            program, base = two_towers.make_play_step(self.learner), self.base
             return Deferred(
                 self.mesh,
                 lambda *arguments: program(*arguments, *base),
@@ -174,13 +169,12 @@ class QRag:
         return Staged([kinds[stage] for stage in config.stages], run.step)
 
     def update(self, state: TrainState, episodes: Any) -> tuple[TrainState, dict[str, Any]]:
-        if self._step is None:
-            self._step = int(jax.device_get(state.step))
-        program = self._imitation if self._step < self.config.imitated else self._update
-        if self._step == self.config.imitated > 0:
-            state = self.towers.next_stage(state)
-        self._step += 1
-        state, metrics = self._call("update", program, (state, episodes, *self._base))
+        step = self._updates(state)
+        program = self._imitation if step < self.config.imitated else self._update
+        if step == self.config.imitated > 0:
+            state = self.learner.next_stage(state)
+        self._step = step + 1
+        state, metrics = self._call("update", program, (state, episodes, *self.base))
         if not self.inputs.has_facts:  # no score of facts that nobody knows
             metrics = {name: value for name, value in metrics.items() if name != "fact_em"}
         return state, metrics
@@ -190,9 +184,9 @@ class QRag:
         return self._scores.evaluate(params, step, self.service, stop)
 
     def programs(self) -> list[Program]:
-        towers, inputs, config, base = self.towers, self.inputs, self.config, self._base
-        state, size = towers.parts.shapes(inputs.encoder.trained), config.eval.batch_size
-        batch, trunk = inputs.batch_shapes(config.train.batch_size), inputs.encoder.trunk
+        towers, inputs, config, base = self.learner, self.inputs, self.config, self.base
+        state, size = towers.parts.shapes(inputs.model.trained), config.eval.batch_size
+        batch, trunk = inputs.batch_shapes(config.train.batch_size), inputs.model.trunk
         number, chunk, text = mean_rows(towers.actor, inputs.shape, [*inputs.stores.values()])
         steps, flops = config.env.max_steps, trunk.config.flops
         # Of a question: of all its chunks, and of the states and the chosen chunks of an episode.
@@ -226,8 +220,8 @@ class QRag:
         return programs
 
     @cached_property
-    def towers(self) -> two_towers.TwoTowers:
-        config, inputs, loaded = self.config, self.inputs, self.inputs.encoder
+    def learner(self) -> two_towers.TwoTowers:
+        config, inputs, loaded = self.config, self.inputs, self.inputs.model
         stores, encoder = [*inputs.stores.values()], loaded.encoder
         shapes = choose_block_shapes(
             config.encoder,
@@ -252,13 +246,13 @@ class QRag:
     @cached_property
     def _update(self) -> Any:
         """The program of an update: it plays, scores and learns, or learns from scored episodes."""
-        actor, config = self.towers.actor, self.config.pqn
+        actor, config = self.learner.actor, self.config.pqn
         feedback = self._feedback if self.config.is_on_device else None
-        return two_towers.make_update(self.towers, PQNGradient(actor, config, feedback))
+        return two_towers.make_update(self.learner, PQNGradient(actor, config, feedback))
 
     @cached_property
     def _imitation(self) -> Any:
-        config, towers = self.config, self.towers.imitating(self.config.imitating)
+        config, towers = self.config, self.learner.imitating(self.config.imitating)
         assert config.imitate is not None
         learn = two_towers.ImitationGradient(
             towers.actor, config.imitate, config.pqn, self._feedback
@@ -267,11 +261,7 @@ class QRag:
 
     def _whole(self, params: Any) -> Any:
         """The parameters to play with: adapters together with their base, or whole towers."""
-        return merge(params, self._base[0] if self._base else None)
-
-    @cached_property
-    def _base(self) -> tuple[Any, ...]:
-        return self.towers.placed_base(self.inputs.encoder.stored, placed=self.placed)
+        return merge(params, self.base[0] if self.base else None)
 
     @property
     def _feedback(self) -> Any:
@@ -282,7 +272,7 @@ class QRag:
 
     @cached_property
     def _play(self) -> Any:
-        towers, how = self.towers, (self._feedback, self.config.pqn.gamma)
+        towers, how = self.learner, (self._feedback, self.config.pqn.gamma)
         return make_play(towers.mesh, towers.params_shardings, towers.actor, *how)
 
     @cached_property
@@ -301,7 +291,7 @@ class QRag:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    encoder: LoadedEncoder
+    model: LoadedEncoder
     stores: dict[str, TokenStore]  # training tokens by source
     dev_samples: Sequence[Sample]
     dev_store: TokenStore
@@ -319,17 +309,17 @@ class Inputs:
 
 
 def load_inputs(
-    config: QRagConfig, run: Run, service: Rewards | None, platform: Platform
+    config: QRagConfig, workdir: Path, service: Rewards | None, platform: Platform, *, begun: bool
 ) -> Inputs:
     """Reads and tokenises the data, prepares the encoder, and checks that they fit together."""
-    if not run.has_begun:
+    if not begun:
         check_origin(config.encoder)
     read, dev = load_splits(config.data, config.dev_data, hold_out=not config.eval.path)
     if config.data.negatives.index:
         # Searching a corpus is an option, which most trainings do without.
-        from qrag_jax.systems.q_rag.negatives import with_negatives
+        from qrag_jax.systems.search import with_negatives
 
-        read = with_negatives(config.data.negatives, read, run, config.data.passage_separator)
+        read = with_negatives(config.data.negatives, read, workdir, config.data.passage_separator)
     train, played, scored, has_facts = with_labels(config, read, dev)
     for line in [*train.report, *dev.report]:
         log(line)
@@ -339,8 +329,8 @@ def load_inputs(
         for samples in (*train.by_source.values(), *dev.by_source.values()):
             service.check(samples)
     texts = (text for s in train.all for text in (s.question, *s.chunks))
-    of_run: Any = {"is_kept": run.has_begun, "platform": platform}
-    encoder = prepare_encoder(config.encoder, run.workdir, texts, config.seed, **of_run)
+    of_run: Any = {"is_kept": begun, "platform": platform}
+    encoder = prepare_encoder(config.encoder, workdir, texts, config.seed, **of_run)
     if encoder.second is not None and encoder.adapters is not None:
         raise InputError(
             f"config.encoder.path is {config.encoder.path}, an export of two towers, and adapters "
@@ -397,7 +387,7 @@ def with_labels(config: QRagConfig, train: LoadedSamples, dev: LoadedSamples) ->
     if config.eval.best_by == UNTIL_FOUND:
         _check_facts(dev, f"config.eval.best_by is {UNTIL_FOUND}", "use return")
     if config.reward.name == ANSWER_IN_CHUNK:
-        return _by_answers(train, dev)
+        return Labelled(*labelled_splits(train, dev), has_facts=False)
     if config.reward.name == GROUND_TRUTH:
         for loaded in (train, dev):
             other = f"use config.reward.name={ANSWER_IN_CHUNK} or a language model's reward"
@@ -421,39 +411,4 @@ def _read(loaded: LoadedSamples) -> Iterator[Sample]:
         yield from () if isinstance(samples, LazySamples) else samples
 
 
-def _by_answers(train: LoadedSamples, dev: LoadedSamples) -> Labelled:
-    """Labels the chunks in which answers stand; evaluation questions without any stay unscored."""
-    reward = f"config.reward.name is {ANSWER_IN_CHUNK}"
-    sources = [*train.by_source.items(), *dev.by_source.items()]
-    for name, samples in sources:
-        if isinstance(samples, LazySamples):
-            raise InputError(
-                f"{reward}, but {name} makes documents with known facts; use {GROUND_TRUTH}."
-            )
-    if len({name in OF_VALUES for name, _ in sources}) > 1:
-        raise InputError(
-            f"{reward}, which needs one chunk of most data and all values of "
-            f"{', '.join(OF_VALUES)}, and config.data.sources has both; name one."
-        )
-    report = list(train.report)
-
-    def marked(samples: Sequence[Sample], whose: str, without: str) -> list[Sample]:
-        """All samples; those that cannot be rewarded have no supporting chunk."""
-        found, counts = labelled(samples)
-        reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
-        if not any(sample.support for sample in found):
-            raise InputError(
-                f"{reward}, but no {whose} question can be rewarded by it ({reasons}); give data "
-                "with answers in config.data.path and config.eval.path, or another reward."
-            )
-        if reasons:
-            report.append(f"{sum(counts.values())} {whose} questions {without}: {reasons}")
-        return found
-
-    kept: dict[str, Sequence[Sample]] = {}
-    for name, samples in train.by_source.items():
-        found = marked(samples, f"{name} training", "left out")
-        kept[name] = [sample for sample in found if sample.support]
-    played = marked(dev.all, "evaluation", "not scored in training")
-    scored = [number for number, sample in enumerate(played) if sample.support]
-    return Labelled(LoadedSamples(kept, report), played, scored, has_facts=False)
+SYSTEM = QRag

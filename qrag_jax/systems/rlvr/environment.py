@@ -34,7 +34,7 @@ from qrag_jax.runtime.run import log
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.rlvr.config import EnvironmentConfig, RlvrConfig
 from qrag_jax.systems.rlvr.system import ToolSystem
-from qrag_jax.systems.scoring import Logs
+from qrag_jax.systems.scoring import Logs, Predictor
 from qrag_jax.systems.token_system import TokenInputs, starts_of, token_inputs
 
 TRACE = "trace"  # among the facts of a prediction: what verifiers itself would write, as JSON
@@ -164,7 +164,7 @@ _ADVICE = (
 )
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class EnvironmentRlvr(ToolSystem):
     LOAD = staticmethod(load_environment)
 
@@ -224,7 +224,7 @@ class EnvironmentRlvr(ToolSystem):
         return found
 
     def trajectory(
-        self, episode: Episode, question: int, member: int, task: EnvironmentTask
+        self, episode: Episode, of: tuple[int, int], task: EnvironmentTask, *more: Any
     ) -> TokenTrajectory:
         ended = episode.ended
         turns = [turn for segment in episode.segments for turn in segment]
@@ -242,7 +242,7 @@ class EnvironmentRlvr(ToolSystem):
             facts |= {"answer": "", "stop": ended.stop, "outside": ended.outside}
             record = {**ended.record}
         facts[TRACE] = json.dumps(record)
-        at = task.number, member, episode.attempts
+        at = task.number, of[1], episode.attempts
         return TokenTrajectory(*at, episode.segments, episode.status, parts, facts)
 
     def _counted(self, counts: Counts) -> dict[str, float]:
@@ -252,7 +252,7 @@ class EnvironmentRlvr(ToolSystem):
             **{f"env/{name}": value for name, value in self._parts.items()},
         }
 
-    def summary(self, found: Logs, out: Path) -> tuple[dict[str, Any], list[str]]:
+    def summary(self, predictor: Predictor, found: Logs) -> tuple[dict[str, Any], list[str]]:
         """The file that verifiers itself would write is written next to each log."""
         scores, ended = dict[str, dict[str, Any]](), list[str]()
         for label, path in found:

@@ -7,7 +7,6 @@ at the end of imitation if they are kept, and by the untrained ones, with severa
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 import functools
 from collections import Counter
@@ -142,21 +141,6 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
 
     SETTINGS, OF_QUESTIONS = RlvrConfig, ("questions.", "tasks.")
 
-    @abc.abstractmethod
-    def trajectory(
-        self, episode: Episode, question: int, member: int, task: Any
-    ) -> TokenTrajectory:
-        """An episode with the parts of its reward; none if it, or a user's rubric, failed."""
-
-    def rewarded(
-        self, weights: Any, tasks: Any, numbers: Any, keys: Any, stop: Any, **how: Any
-    ) -> list[TokenTrajectory]:
-        found, members = list[TokenTrajectory](), keys.shape[1]
-        for n, episode in enumerate(self.episodes(weights, tasks, keys, stop, **how)):
-            place, member = divmod(n, members)
-            found.append(self.trajectory(episode, numbers[place], member, tasks[place]))
-        return found
-
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         from qrag_jax.evaluators.token_scores import tool_evaluation
 
@@ -268,7 +252,7 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
             for each in players or [predictor]:
                 yield each.way(weights, f"{weights.name}/{each.name}")
 
-    def summary(self, found: Logs, out: Path) -> tuple[dict[str, Any], list[str]]:
+    def summary(self, predictor: Predictor, found: Logs) -> tuple[dict[str, Any], list[str]]:
         """Scores and gains by the retriever, then by the weights."""
         from qrag_jax.metrics.summaries import episode_gains, episode_summary, episode_table
 
@@ -291,7 +275,7 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
         return {"main": about, "scores": scores, "gains": gains, "files": files}, lines
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(kw_only=True)
 class Rlvr(ToolSystem):
     LOAD = staticmethod(load_inputs)
 
@@ -303,6 +287,21 @@ class Rlvr(ToolSystem):
         from qrag_jax.systems.rlvr.environment import EnvironmentRlvr
 
         return EnvironmentRlvr
+
+    @classmethod
+    def check(cls, raw: ConfigDict) -> None:
+        """`grpo.longest` is checked here, since no scoring of a run reads it."""
+        config = RlvrConfig.of(raw)
+        turns = config.env.max_turns if config.env.verifiers else config.tools.max_turns
+        room = config.sampling.room
+        most = min(turns * config.tools.turn_tokens, config.env.max_tokens or room, room)
+        grpo = config.grpo
+        short = GRPO in config.stages and grpo.aggregation == DR_GRPO and grpo.longest < most
+        why = (
+            f"and an episode may sample {most} tokens (its {turns} turns of "
+            "config.tools.turn_tokens, within config.sampling.room); raise it"
+        )
+        refuse(config, (short, "grpo.longest", why))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -343,7 +342,7 @@ class Rlvr(ToolSystem):
         return found
 
     def trajectory(
-        self, episode: Episode, question: int, member: int, task: ToolTask
+        self, episode: Episode, of: tuple[int, int], task: ToolTask, *more: Any
     ) -> TokenTrajectory:
         ended, parts, status = episode.ended, {}, episode.status
         facts = facts_of(ended)
@@ -354,8 +353,7 @@ class Rlvr(ToolSystem):
                 status, facts = reward.cause, {**facts, _WHY: reward.message}
             else:
                 parts = measured | {REWARD: reward}
-        at = question, member, episode.attempts
-        return TokenTrajectory(*at, episode.segments, status, parts, facts)
+        return TokenTrajectory(*of, episode.attempts, episode.segments, status, parts, facts)
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         unscored = {"unscored_episodes": float(self._unscored)} if self.config.rubric.path else {}
@@ -367,24 +365,4 @@ class Rlvr(ToolSystem):
             self.inputs.functions.end()
 
 
-before_devices = RlvrConfig.before_devices
-
-
-def check(raw: ConfigDict) -> None:
-    """See `Opening.check`; `grpo.longest` is checked here, since no scoring of a run reads it."""
-    config = RlvrConfig.of(raw)
-    turns = config.env.max_turns if config.env.verifiers else config.tools.max_turns
-    room = config.sampling.room
-    most = min(turns * config.tools.turn_tokens, config.env.max_tokens or room, room)
-    grpo = config.grpo
-    short = GRPO in config.stages and grpo.aggregation == DR_GRPO and grpo.longest < most
-    why = (
-        f"and an episode may sample {most} tokens (its {turns} turns of config.tools.turn_tokens, "
-        "within config.sampling.room); raise it"
-    )
-    refuse(config, (short, "grpo.longest", why))
-
-
 SYSTEM = Rlvr
-open_system = functools.partial(token_system.open_token_system, Rlvr)
-score_run = functools.partial(scoring.score_language_model, Rlvr)
