@@ -36,9 +36,9 @@ def main() -> int:
     with (
         StopSignal() as stop,
         contextlib.suppress(Stopped),
-        open_server(config, Path(), log=log) as (server, wait),
+        open_server(config, Path(), log=log) as server,
     ):
-        wait(stop)
+        server.wait(stop.check)
         status = 0
         # The one line on standard output, for scripts.
         model = shlex.quote(f"--config.llm.model={server.name}")

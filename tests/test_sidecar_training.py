@@ -6,6 +6,7 @@ and that a server that is killed in the middle loses nothing.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Iterator
@@ -46,8 +47,11 @@ RLVR = flags_of(
 )
 
 
-def serve(folder: Path, factory: pytest.TempPathFactory, **changes: Any) -> Server:
-    return Server(settings(folder, factory.mktemp("logs") / "vllm.log", **changes))
+@contextlib.contextmanager
+def serve(folder: Path, factory: pytest.TempPathFactory, **changes: Any) -> Iterator[Server]:
+    with Server(settings(folder, factory.mktemp("logs") / "vllm.log", **changes)) as server:
+        server.wait()
+        yield server
 
 
 def asks(server: Server) -> tuple[str, ...]:

@@ -53,11 +53,11 @@ class Checks(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Watch:
-    stop: Checks
+    stop: StopSignal
     lost: Callable[[], str]  # why a server was given up; "" if it was not
 
     def check(self) -> None:
-        self.stop.check()
+        self.stop.check_alone()
         if why := self.lost():
             raise FeedbackLost(why)
 

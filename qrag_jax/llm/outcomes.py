@@ -11,6 +11,9 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from qrag_jax.errors import Natural
+from qrag_jax.runtime.bounded_json import Foreign, Some, typed
+
 # Why there is no answer. The last four depend on the reply's `finish_reason`.
 CAUSES = (
     "timeout",  # no reply in time
@@ -191,65 +194,106 @@ def request_key(request: Request, model: str, version: str) -> str:
 
 
 # ---------------------------------------------------------------- replies
+# The parts that are read; what else a server says is ignored.
+
+
+@dataclasses.dataclass(frozen=True)
+class _Usage(Foreign):
+    prompt_tokens: Natural | None = None
+    completion_tokens: Natural | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Message(Foreign):
+    content: str | None
+
+
+@dataclasses.dataclass(frozen=True)
+class _LogProbs(Foreign):
+    token_logprobs: Some[float] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Choice(Foreign):
+    finish_reason: Any
+    message: _Message | None = None  # in a chat
+    text: str | None = None
+    token_ids: Some[int] | None = None
+    logprobs: _LogProbs | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row(Foreign):
+    index: int
+    embedding: Some[float] = ()
+    relevance_score: float | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Reply(Foreign):
+    model: Any = None
+    choices: Some[_Choice] = ()
+    data: Some[_Row] = ()  # vectors
+    results: Some[_Row] = ()  # scores
+    usage: _Usage | None = None
+
+    def answer(self, text: str, version: str, **fields: Any) -> Answer:
+        usage = self.usage or _Usage()
+        fields |= {
+            "tokens_in": usage.prompt_tokens or 0,
+            "tokens_out": usage.completion_tokens or 0,
+        }
+        return Answer(text, version, **fields)
 
 
 def read_outcome(request: Request, text: str, version: str) -> Outcome:
     try:
-        reply = json.loads(text)
-        if isinstance(request, EmbeddingRequest):
-            return _vectors(reply, version, len(request.rows))
-        if isinstance(request, RerankRequest):
-            return _scores(reply, version, len(request.documents))
-        return _completion(reply, version, request)
-    except (LookupError, TypeError, ValueError, OverflowError, AttributeError, RecursionError):
-        return Failure("malformed", f"the reply is not what was asked for: {shorten(text)}")
+        # Escapes may stand for halves of surrogate pairs, which UTF-8 has not.
+        if "\\u" in text:
+            text = well_formed(json.dumps(json.loads(text), ensure_ascii=False))
+        reply = typed(_Reply, text.encode())
+    except (ValueError, RecursionError) as error:
+        return Failure("malformed", shorten(f"the reply is not what was asked for: {error}"))
+    if isinstance(request, EmbeddingRequest):
+        return _vectors(reply, version, len(request.rows))
+    if isinstance(request, RerankRequest):
+        return _scores(reply, version, len(request.documents))
+    return _completion(reply, version, request)
 
 
-def _vectors(reply: Any, version: str, count: int) -> Outcome:
-    rows = sorted(reply["data"], key=lambda row: row["index"])
-    vectors = tuple(tuple(map(float, row["embedding"])) for row in rows)
-    one_each = [row["index"] for row in rows] == list(range(count))
-    if not one_each or len({len(vector) for vector in vectors}) > 1:
+def _vectors(reply: _Reply, version: str, count: int) -> Outcome:
+    rows = sorted(reply.data, key=lambda row: row.index)
+    widths = {len(row.embedding) for row in rows}
+    if [row.index for row in rows] != list(range(count)) or len(widths) > 1 or 0 in widths:
         return Failure("malformed", f"the reply has not one vector for each of {count} rows")
-    return Answer("", version, vectors=vectors, **_usage(reply))
+    return reply.answer("", version, vectors=tuple(row.embedding for row in rows))
 
 
-def _scores(reply: Any, version: str, documents: int) -> Outcome:
-    found = {row["index"]: float(row["relevance_score"]) for row in reply["results"]}
-    if len(reply["results"]) != documents or found.keys() != set(range(documents)):
+def _scores(reply: _Reply, version: str, documents: int) -> Outcome:
+    rows = sorted(reply.results, key=lambda row: row.index)
+    scores = [row.relevance_score for row in rows]
+    if [row.index for row in rows] != list(range(documents)) or None in scores:
         return Failure("malformed", f"the reply does not score all {documents} documents, once")
-    scores = [found[index] for index in range(documents)]
-    if not all(map(math.isfinite, scores)):
-        return Failure("malformed", "a score is NaN or infinite")
-    return Answer(text=json.dumps(scores), version=version, **_usage(reply))
+    return reply.answer(json.dumps(scores), version)
 
 
-def _completion(reply: Any, version: str, request: Sampling) -> Outcome:
-    choices, model = reply["choices"], request.model
-    if model and reply.get("model") != model:
-        named = shorten(str(reply.get("model")))
-        return Failure("malformed", f"the model {model} was asked, and {named} answered")
-    if isinstance(choices, list) and len(choices) > 1:
-        return Failure("malformed", f"the reply has {len(choices)} choices instead of one")
-    choice = choices[0]
-    content = choice["message"]["content"] if "message" in choice else choice["text"]
-    if (reason := choice.get("finish_reason")) not in ENDS:
+def _completion(reply: _Reply, version: str, request: Sampling) -> Outcome:
+    if request.model and reply.model != request.model:
+        named = shorten(str(reply.model))
+        return Failure("malformed", f"the model {request.model} was asked, and {named} answered")
+    if len(reply.choices) != 1:
+        return Failure("malformed", f"the reply has {len(reply.choices)} choices instead of one")
+    (choice,) = reply.choices
+    if (reason := choice.finish_reason) not in ENDS:
         cause, message = _OTHER_ENDS.get(str(reason), _UNKNOWN_END)
         return Failure(cause, f"{message} (finish_reason {shorten(str(reason))})")
-    if content and not isinstance(content, str):
-        raise TypeError("the text is no string")
-    answer = Answer(
-        text=well_formed(content or ""),
-        version=version,
-        finish_reason=reason,
-        token_ids=tuple(map(int, choice.get("token_ids") or ())),
-        log_probs=tuple(map(float, (choice.get("logprobs") or {}).get("token_logprobs") or ())),
-        **_usage(reply),
-    )
+    text = (choice.text if choice.message is None else choice.message.content) or ""
+    ids, log_probs = choice.token_ids or (), choice.logprobs and choice.logprobs.token_logprobs
     # Token ids without text are an answer, such as the end of a turn alone.
-    if not answer.text.strip() and not (request.extra.get("return_token_ids") and answer.token_ids):
-        return Failure("empty", f"the answer is blank (finish_reason {answer.finish_reason})")
-    return answer
+    if not text.strip() and not (request.extra.get("return_token_ids") and ids):
+        return Failure("empty", f"the answer is blank (finish_reason {reason})")
+    fields = {"finish_reason": reason, "token_ids": ids, "log_probs": log_probs or ()}
+    return reply.answer(text, version, **fields)
 
 
 _BROKEN_OFF = "broken_off", "the server broke the answer off"
@@ -301,11 +345,6 @@ def shorten(text: str) -> str:
     """The text on one line, cut to a length that suits a log, and safe to print."""
     text = " ".join(well_formed(text[: 100 * _LONGEST_MESSAGE]).split())
     return text if len(text) <= _LONGEST_MESSAGE else text[: _LONGEST_MESSAGE - 1] + "…"
-
-
-def _usage(reply: Mapping[str, Any]) -> dict[str, Any]:
-    usage, names = reply.get("usage") or {}, {"in": "prompt", "out": "completion"}
-    return {f"tokens_{n}": int(usage.get(f"{of}_tokens") or 0) for n, of in names.items()}
 
 
 # ---------------------------------------------------------------- counts

@@ -151,7 +151,7 @@ class ServedPolicy:
             on_down=partial(published, Publisher.forget),
             on_up=partial(published, Publisher.republish),
         )
-        with opened as (self._server, self._wait), self._closing:
+        with opened as self._server, self._closing:
             yield self
 
     def wait(self, stop: StopSignal) -> None:
@@ -159,8 +159,8 @@ class ServedPolicy:
             return
         from qrag_jax.llm.client import Client
 
-        self._wait(stop)
         server = self._server
+        server.wait(stop.check)
         config = self._llm.client(server.url, server.name)
         self._publisher = publisher = self._closing.enter_context(
             Publisher(server.url, server.name, config.api_key(), keep=self._staleness + 2)

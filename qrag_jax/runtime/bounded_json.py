@@ -12,6 +12,7 @@ import functools
 import json
 import re
 import typing
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +28,22 @@ _STRICT: Any = {"strict": True, "extra": "forbid", "allow_inf_nan": False}
 _OF_UNION = re.compile(r"(str|int|float|bool|none|\w+\[.*\])$")  # pydantic's names of its parts
 
 T = TypeVar("T")
+
+
+class Foreign:
+    """Base of a dataclass for the parts that are read of what others write; the rest is ignored."""
+
+    __pydantic_config__ = _STRICT | {"extra": "ignore"}
+
+
+class _FailFast:
+    """The first wrong item is enough: a long reply may have millions."""
+
+    def __get_pydantic_core_schema__(self, kind: Any, read: Callable[[Any], Any]) -> Any:
+        return read(kind) | {"fail_fast": True}
+
+
+Some = typing.Annotated[tuple[T, ...], _FailFast()]
 
 
 class BadJSONError(ValueError):

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -52,6 +53,8 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
         "each, with the same address and count, and a number of its own."
     )
     late = _later(patience, end_process, alone, 1)  # no bad input: a launcher may try again
+    # Its handler would take SIGTERM before `AgreedStop`, which must hear it inside of a step, too.
+    jax.config.update("jax_enable_preemption_service", False)
     try:
         jax.distributed.initialize(
             **settings, initialization_timeout=_LONGER, heartbeat_timeout_seconds=_HEARTBEAT
@@ -255,26 +258,38 @@ def _later(seconds: float, do: Callable[..., Any], *arguments: Any) -> threading
 class AgreedStop(StopSignal):
     """As `StopSignal`; of several hosts, a signal to one stops all before the same step.
 
-    JAX's preemption sync finds that step. It listens to SIGTERM itself, from when the hosts joined,
-    so there is no handler for it here, and other signals are passed on as SIGTERM. Between two
-    steps `check` does not stop a host, because the others would wait for it in vain.
+    Between two steps `check` does not stop a host, because the others would wait for it in vain.
+    `check_alone` does: it is for plays inside `all_or_none`, in which the others hear of it.
     """
 
     def __init__(self) -> None:
+        super().__init__()
         self._several = jax.process_count() > 1
-        super().__init__(*([signal.SIGTERM] if self._several else []))
+        self._asked: jax.Array | None = None
 
-    def before_step(self, step: int) -> None:
-        """All hosts call this before each step, with one more each time; raises `Stopped`."""
-        if self._several and multihost_utils.reached_preemption_sync_point(step):
-            self.requested, self.name = True, signal.SIGTERM.name
+    def before_step(self) -> None:
+        """All hosts call this before each step; it raises `Stopped` on all of them or on none."""
+        if self._several:
+            # The devices compare the signals behind the step that runs, and nobody waits for that:
+            # what is read here was computed before this step.
+            mine = signal.Signals[self.name] if self.name else 0
+            before, self._asked = self._asked, _highest_signal()(mine)
+            if before is not None and (number := int(before)):
+                raise Stopped(signal.Signals(number).name)
         self.check()
 
-    def _hear(self, number: int) -> None:
-        if self._several:
-            os.kill(os.getpid(), signal.SIGTERM)
-        else:
-            super()._hear(number)
+    def check(self) -> None:
+        if not self._several:
+            self.check_alone()
+
+
+@functools.cache
+def _highest_signal() -> Callable[[int], jax.Array]:
+    mesh = Mesh(np.array(jax.devices()), "devices")
+    each = NamedSharding(mesh, PartitionSpec("devices"))
+    highest = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
+    here = np.ones(jax.local_device_count(), np.int32)
+    return lambda number: highest(jax.make_array_from_process_local_data(each, number * here))
 
 
 def check_play(sizes: tuple[int, int, int], own: Mesh, staleness: int) -> None:

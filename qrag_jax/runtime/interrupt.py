@@ -27,13 +27,13 @@ class StopSignal:
     A SIGHUP that was ignored before, for example by `nohup`, stays ignored. A second SIGINT raises
     KeyboardInterrupt at once, so Ctrl-C twice ends a run that hangs. On exit the earlier handlers
     are restored. A handler that was not installed from Python cannot be restored; its signal then
-    has the default action. The signals `but` are not caught.
+    has the default action.
     """
 
-    def __init__(self, *but: signal.Signals) -> None:
+    def __init__(self) -> None:
         self.requested = False
         self.name: str | None = None  # of the first signal that came, such as "SIGTERM"
-        self._caught = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP} - {*but}
+        self._caught = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
         if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
             self._caught -= {signal.SIGHUP}
         self._interrupts = 0
@@ -49,17 +49,18 @@ class StopSignal:
 
     def check(self) -> None:
         """Raises `Stopped` if a signal came."""
+        self.check_alone()
+
+    def check_alone(self) -> None:
+        """As `check`, also where other hosts do not stop; see `hosts.AgreedStop`."""
         if self.requested:
             raise Stopped(self.name)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += number == signal.SIGINT
-        self._hear(number)
+        self.requested, self.name = True, self.name or signal.Signals(number).name
         if number == signal.SIGINT and self._interrupts > 1:
             raise KeyboardInterrupt
-
-    def _hear(self, number: int) -> None:
-        self.requested, self.name = True, self.name or signal.Signals(number).name
 
 
 def wait_for(future: concurrent.futures.Future[T], check: Callable[[], object]) -> T:

@@ -213,8 +213,8 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
             try:
                 # ---- experience: played in the update, K steps before it, or on the host
                 experience = system.experience(run, stop)
-            except Stopped:
-                return _stopped(stop, run.step)
+            except Stopped as why:
+                return _stopped(why, run.step)
             step_log = StepLog(run, system, experience, logged)
             step, step_log = run.step, stack.enter_context(step_log)
             try:
@@ -228,7 +228,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
                 unscored = bool(minutes) and not hosts.any_of(has_evaluation(workdir))
                 # ---- the loop
                 while step < steps:
-                    stop.before_step(step + 1)
+                    stop.before_step()
                     with step_log.traced(step + 1):
                         episodes = experience.next(state, step, stop)
                         state, metrics = system.update(state, episodes)  # one program
@@ -260,7 +260,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
         run.write_last_files()
         source = systems.source(config.system)
         if isinstance(ended, Stopped):
-            return _stopped(stop, step)
+            return _stopped(ended, step)
         if ended is not None:
             log(f"ended at step {step}: {ended}")
         return _done(run, source)
@@ -318,11 +318,10 @@ def _evaluate(
         run.keep_if_best(step, state.params, found.score, found.scores)
 
 
-def _stopped(stop: StopSignal, step: int) -> int:
-    assert stop.name is not None
+def _stopped(why: Stopped, step: int) -> int:
     saved = f"saved at step {step}" if step else "before the first step"
-    log(f"{stop.name}: stopped, {saved}; give the same command to go on.")
-    return 128 + signal.Signals[stop.name]
+    log(f"{why}: stopped, {saved}; give the same command to go on.")
+    return 128 + signal.Signals[str(why)]
 
 
 def _done(run: Run, source: str) -> int:

@@ -63,7 +63,9 @@ def test_texts_of_replies() -> None:
     answer = read_reply(reply(logprobs={"token_logprobs": [-0.5, -1]}, token_ids=[7, 8]))
     assert answer == Answer("a", token_ids=(7, 8), log_probs=(-0.5, -1.0))
     several = json.dumps({"choices": [{"text": "a", "finish_reason": "stop"}] * 2})
-    for text in (reply(token_ids=[math.inf]), several):
+    # Nor are ids or a text taken of what only looks like them.
+    lies = [reply(token_ids=wrong) for wrong in ([math.inf], [7.5], [True], "78")]
+    for text in (*lies, reply(text=7), reply(logprobs={"token_logprobs": ["-1"]}), several):
         assert cause(read_reply(text)) == "malformed", text
     assert read_reply(reply(text="a\ud800b")) == Answer("a\ufffdb")  # half a surrogate pair
     # The end of a turn alone is an answer where ids are asked for.

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.feedback.rewards import sums_of_all
+from qrag_jax.feedback.rewards import Watch, sums_of_all
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.hosts import AgreedStop
 from qrag_jax.runtime.interrupt import Stopped
@@ -37,9 +37,9 @@ def test_a_second_ctrl_c_ends_at_once_and_an_ignored_hang_up_stays_ignored() -> 
     try:
         with AgreedStop() as stop:
             signal.raise_signal(signal.SIGHUP)
-            stop.before_step(1)
+            stop.before_step()
             signal.raise_signal(signal.SIGINT)
-            for check in (stop.check, lambda: stop.before_step(2)):
+            for check in (stop.check, stop.before_step):
                 with pytest.raises(Stopped, match="SIGINT"):
                     check()
             with pytest.raises(KeyboardInterrupt):
@@ -64,11 +64,14 @@ def test_two_hosts_fail_and_stop_together(tmp_path: Path) -> None:
         assert found["first"] == ["InputError", "no such file."]
         assert found["lost"] == ["FeedbackLost", "the model is gone."]
         assert found["stopped"] == ["Stopped", "SIGTERM"]
+        assert found["in play"] == ["Stopped", "SIGTERM"]
         assert found["exact"] == [True, True]
         assert found["failures"] == {"both": 2, "of 0": 2, "of 1": 3}
     # Each raises its own failure, if it has one.
     assert [found["both"][1] for found in (first, second)] == ["host 0.", "host 1."]
-    assert 5 < first["step"] == second["step"] < LAST
+    assert first["step"] == second["step"]
+    assert 5 < first["step"][0] < LAST
+    assert first["step"][1] == "SIGINT"
 
 
 def raised(do: Callable[[], object]) -> list[str]:
@@ -80,25 +83,42 @@ def raised(do: Callable[[], object]) -> list[str]:
     return []
 
 
-def stopped_before() -> int:
-    """The step before which this host stops; a signal reaches the second one alone."""
+def stopped_before() -> tuple[int, str]:
+    """The step before which this host stops, and why; a signal reaches the second one alone."""
     with AgreedStop() as stop:
         for step in range(1, LAST):
             try:
-                stop.before_step(step)
-            except Stopped:
-                assert stop.name == "SIGTERM"
-                return step
+                stop.before_step()
+            except Stopped as why:
+                return step, str(why)
             if step == 5 and jax.process_index():
                 os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C does
             stop.check()  # between two steps no host stops
             time.sleep(0.01 * (1 + jax.process_index()))
-    return LAST
+    return LAST, ""
+
+
+def stopped_in_play() -> list[str]:
+    """What is raised if a signal reaches the second host, whose model is dead, while it plays."""
+
+    def play() -> None:
+        while jax.process_index():
+            watch.check()
+            time.sleep(0.01)
+
+    with AgreedStop() as stop:
+        watch = Watch(stop, str)
+        if jax.process_index():
+            os.kill(os.getpid(), signal.SIGTERM)
+        return raised(lambda: hosts.all_or_none(play))
 
 
 def one_of_two(out: Path, address: str, number: int) -> None:
-    jax.distributed.initialize(address, num_processes=2, process_id=number)
+    with hosts.joined(f"{address},2,{number}"):
+        compared(out, number)
 
+
+def compared(out: Path, number: int) -> None:
     def refuse() -> None:
         raise InputError("no such file.")
 
@@ -114,6 +134,7 @@ def one_of_two(out: Path, address: str, number: int) -> None:
         "exact": [x.tobytes() == y.tobytes() for x, y in zip(gathered, values, strict=True)],
         "failures": sums_of_all({"both": 1, f"of {number}": 2 + number}),
         "step": stopped_before(),
+        "in play": stopped_in_play(),
     }
     (out / f"{number}.json").write_text(json.dumps(found))
 

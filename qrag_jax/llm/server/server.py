@@ -7,7 +7,6 @@ user may enter, so the kernel keeps everyone else out. It starts while the calle
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
@@ -20,6 +19,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -45,10 +45,10 @@ HEALTHY_AFTER = 300.0  # seconds of service, after which restarts are counted fr
 class Server:
     """A vLLM process that is kept running. It is started once and cannot be started after `stop`.
 
-    As a context manager, it is ready on entry, and none of its processes is left on exit. In
-    between, a thread restarts it when it dies (`restarts` times), with growing pauses, at the same
-    `url`; where it was given up, `failure` says why. After a restart it serves its original
-    weights; use `on_up` to hand over newer ones.
+    As a context manager, it starts on entry, which does not wait for it, and none of its processes
+    is left on exit. In between, a thread restarts it when it dies (`restarts` times), with growing
+    pauses, at the same `url`; where it was given up, `failure` says why. After a restart it serves
+    its original weights; use `on_up` to hand over newer ones.
     """
 
     def __init__(
@@ -67,37 +67,25 @@ class Server:
         self._socket = Path()
         self._written = ServerLog(Path(config.log).expanduser().absolute())
         self._process: subprocess.Popen[bytes] | None = None
-        self._stopping = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._ready, self._stopping = Future[None](), threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="vllm-watch", daemon=True)
 
-    def start(self) -> Server:
-        if self._stopping.is_set():
-            raise InputError("the server of config.llm.server was stopped before it had started.")
+    def __enter__(self) -> Server:
         self._socket = self._closing.enter_context(weights_folder()) / "vllm.sock"
         self.url = f"{UNIX}{self._socket}"
-        try:
-            self._launch()
-        except BaseException:
-            self._end()
-            raise
-        self._thread = threading.Thread(target=self._watch, name="vllm-watch", daemon=True)
         self._thread.start()
         return self
 
-    def stop(self) -> None:
-        """Stops the server: SIGTERM, SIGKILL after `stop_grace`. A second call does nothing."""
-        self._stopping.set()
-        if self._thread is not None:
-            self._thread.join()  # it may be in the middle of a restart
-            self._thread = None
-        self._end()
-        self._closing.close()
-
-    def __enter__(self) -> Server:
-        return self.start()
+    def wait(self, check: Callable[[], object] = lambda: None) -> None:
+        """Waits until it answers, or raises why it does not; meanwhile `check` may raise."""
+        wait_for(self._ready, check)
 
     def __exit__(self, *error: object) -> None:
-        self.stop()
+        """Stops the server: SIGTERM, SIGKILL after `stop_grace`."""
+        self._stopping.set()
+        self._thread.join()  # it may be in the middle of a start
+        self._end()
+        self._closing.close()
 
     # ---------------------------------------------------------------- one process
 
@@ -166,6 +154,13 @@ class Server:
     # ---------------------------------------------------------------- the watching thread
 
     def _watch(self) -> None:
+        try:
+            self._launch()
+        except Exception as error:
+            self._end()
+            self._ready.set_exception(error)
+            return
+        self._ready.set_result(None)
         try:
             self._keep_up()
         except Exception as error:  # nothing else notices if this thread ends
@@ -267,6 +262,9 @@ class Existing:
     name: str
     failure = ""
 
+    def wait(self, check: Callable[[], object]) -> None:
+        """It runs already."""
+
 
 def of_host(name: str, host: int) -> str:
     """A file's name for one of several hosts, since hosts do not share files."""
@@ -279,15 +277,15 @@ def of_host(name: str, host: int) -> str:
 @contextlib.contextmanager
 def open_server(
     llm: LlmConfig | ServedConfig, workdir: Path, host: int = 0, **hooks: Callable[..., None]
-) -> Iterator[tuple[Server | Existing, Callable[[StopSignal], object]]]:
+) -> Iterator[Server | Existing]:
     """The server of `config.llm`: a running one, or one of our own, which ends with the block.
 
-    Ours starts while the caller goes on. The function that is yielded, too, waits until it answers,
-    and raises `Stopped` if the run is to stop first. Its log is in the workdir, one of each host
-    (by its number), unless the log's path is absolute; `hooks` are those of `Server`.
+    Ours starts while the caller goes on; `wait` waits until it answers. Its log is in the workdir,
+    one of each host (by its number), unless the log's path is absolute; `hooks` are those of
+    `Server`.
     """
     if llm.url:
-        yield _running(llm), lambda stop: None
+        yield _running(llm)
         return
     assert llm.server is not None
     config = dataclasses.replace(
@@ -297,15 +295,8 @@ def open_server(
     )
     interpreter(config.python)
     read_key(llm.api_key_env, f"{PREFIX}api_key_env")  # refused before the server starts
-    server = Server(config, **hooks)
-    with contextlib.ExitStack() as stack:
-        stack.callback(server.stop)
-        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(1, "vllm-start"))
-        starting = pool.submit(server.start)
-        # A server that is starting gives up; one that has not begun does not begin.
-        stack.callback(server.stop)
-        stack.callback(starting.cancel)
-        yield server, lambda stop: wait_for(starting, stop.check)
+    with Server(config, **hooks) as server:
+        yield server
 
 
 def _running(llm: LlmConfig | ServedConfig) -> Existing:
@@ -359,15 +350,12 @@ def open_model(
     # The folder of an equal model may have another name.
     drawn = {n: value for n, value in vars(generation).items() if n not in ("count", "tokenizer")}
     sampled = {f"{PREFIX}{name}": value for name, value in drawn.items()}
-    with (
-        open_server(llm, workdir, host, log=log) as (server, wait),
-        contextlib.ExitStack() as stack,
-    ):
+    with open_server(llm, workdir, host, log=log) as server, contextlib.ExitStack() as stack:
 
         def ready(stop: StopSignal) -> Client:
             from qrag_jax.llm.client import Client
 
-            wait(stop)
+            server.wait(stop.check)
             cache = str(workdir / of_host(llm.cache, host)) if llm.cache else ""
             config = llm.client(server.url, server.name, version=version, cache=cache)
             return stack.enter_context(Client(config, log))

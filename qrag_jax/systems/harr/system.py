@@ -294,7 +294,7 @@ class Harr(MeshSystem[HarrConfig]):
 
     def _watch(self, stop: StopSignal) -> Checks:
         """Looks at the signal, and whether the server of the language model was given up."""
-        return Watch(stop, self.model.lost) if self.model else stop
+        return Watch(stop, self.model.lost if self.model else str)
 
     def _play(
         self, params: Any, numbers: Sequence[int], number: int, stop: StopSignal

@@ -41,6 +41,7 @@ def test_only_this_user_reaches_its_socket_and_nothing_is_left(
     monkeypatch.setattr("qrag_jax.llm.server.server.LOG_EVERY", 0.2)
     said: list[str] = []
     with Server(config, log=said.append) as server:
+        server.wait()
         socket_file = Path(server.url.removeprefix("unix:"))
         assert socket_file.is_socket()
         assert socket_file.parent.stat().st_mode & 0o777 == 0o700
@@ -52,13 +53,13 @@ def test_only_this_user_reaches_its_socket_and_nothing_is_left(
     assert server.failure == ""
     assert any("loading the weights" in line for line in said)
     assert "loading the weights" in Path(config.log).read_text()
-    server.stop()  # once more is no harm
 
 
 def test_one_that_is_running_already(config: ServerConfig, tmp_path: Path) -> None:
     with Server(config, log=lambda line: None) as own:
+        own.wait()
         assert Endpoint(own.url).model_names() == ("little",)
-        with open_server(LlmConfig(own.url, "little"), tmp_path) as (server, _):
+        with open_server(LlmConfig(own.url, "little"), tmp_path) as server:
             assert server == Existing(own.url, "little")
         assert Endpoint(own.url).model_names()  # it is left as it is
         with (
@@ -77,7 +78,8 @@ def test_one_that_will_not_stop(
     config: ServerConfig, stand_in: StandIn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STAND_IN", "stubborn")
-    with Server(config, log=lambda line: None):
+    with Server(config, log=lambda line: None) as server:
+        server.wait()
         assert len(stand_in.pids()) == 2
         began = time.monotonic()
     assert 1.0 <= time.monotonic() - began < 6.0
@@ -92,9 +94,11 @@ def test_one_that_does_not_start(
     Path(config.log).parent.mkdir(exist_ok=True)
     Path(config.log).write_text("a line of an earlier run\n")
     seconds = 1.0 if mode == "hangs" else 30.0
-    server = Server(dataclasses.replace(config, start_timeout=seconds), print)
-    with pytest.raises(InputError) as caught:
-        server.start()
+    with (
+        Server(dataclasses.replace(config, start_timeout=seconds), print) as server,
+        pytest.raises(InputError) as caught,
+    ):
+        server.wait()
     assert not any(map(running, stand_in.pids()))
     text = str(caught.value)
     assert why in text
@@ -112,6 +116,7 @@ def test_a_killed_one_is_restarted(victim: str, config: ServerConfig, stand_in: 
         on_up=lambda: calls.append("up"),
     )
     with server:
+        server.wait()
         url, (first,) = server.url, stand_in.pids()
         parent = Path(f"/proc/{first}/stat").read_text().rpartition(")")[2].split()[1]
         os.kill(first if victim == "server" else int(parent), signal.SIGKILL)
@@ -130,6 +135,7 @@ def test_one_that_keeps_dying_is_abandoned(
 ) -> None:
     monkeypatch.setenv("STAND_IN", "dies again")
     with Server(dataclasses.replace(config, restarts=2), log=lambda line: None) as server:
+        server.wait()
         os.kill(stand_in.pids()[0], signal.SIGKILL)
         wait_until(lambda: server.failure)
         assert "died at start" in server.failure
@@ -143,8 +149,8 @@ import os, sys, time
 from qrag_jax.llm.server.server import Server
 from qrag_jax.llm.config import ServerConfig
 config = ServerConfig(sys.argv[1], python=sys.argv[2], log=sys.argv[3], stop_grace=1.0)
-server = Server(config, log=lambda line: None)
-server.start()
+server = Server(config, log=lambda line: None).__enter__()
+server.wait()
 if sys.argv[4] == "leaves":
     sys.exit(3)
 if os.fork() == 0:

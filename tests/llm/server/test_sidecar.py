@@ -98,9 +98,14 @@ class Served:
             log=self.lines.append,
             on_down=lambda: self.publisher.forget(),
             on_up=lambda: self.publisher.republish(),
-        ).start()
-        self.publisher = Publisher(self.server.url, "tiny", "", keep=2)
-        self.endpoint = Endpoint(self.server.url)
+        )
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[None]:
+        with self.server, Publisher(self.server.url, "tiny", "", keep=2) as self.publisher:
+            self.endpoint = Endpoint(self.server.url)
+            self.server.wait()
+            yield
 
     def chat(self, model: str = "", **changes: Any) -> dict[str, Any]:
         body = {
@@ -122,12 +127,11 @@ class Served:
 @pytest.fixture(scope="module")
 def served(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     served = Served(folder, tmp_path_factory.mktemp("logs") / "vllm.log")
-    all_processes = processes(served.server)
-    assert len(all_processes) >= 3
-    yield served
-    before_stop = {*all_processes, *processes(served.server)}
-    served.publisher.close()
-    served.server.stop()
+    with served.open():
+        all_processes = processes(served.server)
+        assert len(all_processes) >= 3
+        yield served
+        before_stop = {*all_processes, *processes(served.server)}
     assert not any(map(running, before_stop))
 
 
