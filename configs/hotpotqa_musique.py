@@ -1,6 +1,6 @@
 """The paper's mixtures by size: HotpotQA + MuSiQue, and with `:wiki` also 2WikiMultihopQA.
 
-    python -m qrag_jax.train --config=configs/hotpotqa_musique.py --config.data.path=FOLDER
+    qrag train --config=configs/hotpotqa_musique.py --config.data.path=FOLDER
 
 FOLDER has one sub-folder per source (`hotpotqa`, `musique`, `two_wiki`); or give
 `--config.data.path=hotpotqa=FOLDER1,musique=FOLDER2`. Without a path the data come from the hub.

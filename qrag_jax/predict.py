@@ -1,7 +1,7 @@
 """Lets a language model answer with tools, or write queries, and writes what it did.
 
-    python -m qrag_jax.predict --workdir=runs/rlvr-quick
-    python -m qrag_jax.predict --config=configs/rlvr.py:smol --out=untrained.jsonl
+    qrag predict --workdir=runs/rlvr-quick
+    qrag predict --config=configs/rlvr.py:smol --out=untrained.jsonl
 
 The file has one JSON line for each question and draw: the ids that were observed and sampled with
 their log-probabilities, the text of each turn, the parts of the reward and the reward. Give the
