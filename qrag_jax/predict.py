@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def _asked(kind: Any, workdir: Path | None, config: ConfigDict, out: Path | None) -> dict[str, Any]:
-    """Which questions are asked; if they are others than the run's, what they search is beside."""
+    """Which questions are asked; if they are others than the run's, also what they search."""
     asked, fields = dict[str, Any](), kind.OF_QUESTIONS if kind.SEARCH else ()
     if config.system == DEEPRETRIEVAL and QUESTIONS.value:
         if out is None:
