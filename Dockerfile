@@ -1,10 +1,11 @@
 # The trainer's image, for processors or for NVIDIA GPUs:
 #   docker build -t qrag_jax .
 #   docker build --build-arg EXTRAS=cuda12,hub -t qrag_jax:cuda12 .
-# The CUDA libraries come with the extra, so the base image has none. A run of the quick start:
-#   docker run --rm -v "$PWD/runs:/runs" qrag_jax train --config=configs/quickstart.py
-#   docker run --rm --gpus all -v "$PWD/runs:/runs" qrag_jax:cuda12 train --config=…
-# With no command it prints the list of commands.
+# The CUDA libraries come with the extra, so the base image has none. The quick start, which leaves
+# runs/quickstart in the working folder:
+#   docker run --rm --user "$(id -u):$(id -g)" -v "$PWD:/work" qrag_jax \
+#     train --config=configs/quickstart.py
+# Add --gpus all for qrag_jax:cuda12. With no command it prints the list of commands.
 
 ARG PYTHON=3.12
 
@@ -28,10 +29,11 @@ RUN pip install --no-cache-dir --require-hashes -r /tmp/constraints.txt \
     && pip install --no-cache-dir --constraint /tmp/installed.txt \
         "$(echo /wheels/*.whl)[${EXTRAS}]" \
     && rm -rf /wheels /tmp/installed.txt
-# No root: what the image writes is in /runs, a folder that the host mounts, and in HOME.
-RUN useradd --create-home --uid 1000 qrag && install -d -o qrag /runs
+# No root: `--user` names who owns the mounted folder, /work, and every user may write the caches in
+# HOME.
+RUN useradd --create-home --uid 1000 qrag && chmod 777 /home/qrag && install -d -o qrag /work
+ENV HOME=/home/qrag
 USER 1000
-WORKDIR /runs
-VOLUME /runs
+WORKDIR /work
 ENTRYPOINT ["qrag"]
 CMD ["--help"]

@@ -17,6 +17,7 @@ install: .venv/.installed
 .venv/.installed: pyproject.toml requirements.txt
 	[ -x $(PY) ] || $(PYTHON) -m venv .venv
 	$(PY) -m pip install --quiet --upgrade pip
+	@echo "Installing into .venv, 1.1 GB: a minute or more without further output."
 	$(PY) -m pip install --quiet -r requirements.txt
 	touch $@
 

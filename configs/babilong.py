@@ -1,6 +1,6 @@
 """BabiLong: find the facts of a bAbI story, which are scattered in order among book sentences.
 
-    python -m qrag_jax.train --config=configs/babilong.py:qa3 --config.data.path=STORIES \
+    qrag train --config=configs/babilong.py:qa3 --config.data.path=STORIES \
         --config.data.sources.babilong.noise=BOOKS
 
 STORIES is a folder of bAbI files from `en-valid-10k` (`qa3_train.txt`, `qa3_valid.txt`, …, gzipped
@@ -16,7 +16,7 @@ documents of 4,600. `:qa2-minilm` (300 steps) reaches 0.95 and 0.89. Both are in
 AMD EPYC, 2026-11-22). The paper's run needs a GPU and was not measured.
 
 Score a run at other lengths:
-python -m qrag_jax.evaluate --workdir=RUN --chunks=50,4600,40000
+qrag evaluate --workdir=RUN --chunks=50,4600,40000
 """
 
 from configs import common

@@ -1,6 +1,6 @@
 """What experiments share: the settings they start from, and the variants that many of them have.
 
-`python -m qrag_jax.train --help` lists every field with its comment and its value. Durations are
+`qrag train --help` lists every field with its comment and its value. Durations are
 in optimizer steps, lengths in tokens, batch sizes in questions (whole episodes).
 """
 

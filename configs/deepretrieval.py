@@ -1,6 +1,6 @@
 """DeepRetrieval: a language model learns to rewrite queries by what they find (arXiv 2503.00223).
 
-    python -m qrag_jax.train --config=configs/deepretrieval.py:quick
+    qrag train --config=configs/deepretrieval.py:quick
 
 `:quick` needs no download and no server: a decoder of 1.8 million weights, made here, imitates five
 scripted ways to rewrite talkative questions of an invented world, and then learns by PPO which of

@@ -1,6 +1,6 @@
 """HARR with GRPO: a query encoder learns inside an agent that searches (arXiv 2602.03645).
 
-    python -m qrag_jax.train --config=configs/harr_grpo.py:tiny
+    qrag train --config=configs/harr_grpo.py:tiny
 
 `:tiny` runs in seconds, offline: invented questions, and the scripted agent, which follows the
 data's own decompositions and needs no language model. `:minilm` trains MiniLM over

@@ -1,6 +1,6 @@
 """HARR with PPO: a query encoder learns inside an agent that searches (arXiv 2602.03645).
 
-    python -m qrag_jax.train --config=configs/harr_ppo.py:tiny
+    qrag train --config=configs/harr_ppo.py:tiny
 
 The variants are those of configs/harr_grpo.py: `:tiny`, `:minilm` and `:DATA-AGENT-SIZE`.
 """

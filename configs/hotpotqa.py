@@ -1,6 +1,6 @@
 """HotpotQA (distractor): take the two supporting paragraphs out of ten.
 
-    python -m qrag_jax.train --config=configs/hotpotqa.py --config.data.path=FOLDER
+    qrag train --config=configs/hotpotqa.py --config.data.path=FOLDER
 
 FOLDER holds `hotpot_train_v1.1.json` and `hotpot_dev_distractor_v1.json`, or `train*`/`dev*` files
 in their format. Without a path the data come from the hub. The settings are those of Q-RAG's

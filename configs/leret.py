@@ -1,6 +1,6 @@
 """LeReT: a language model learns to write search queries from its own tries (arXiv 2410.23214).
 
-    python -m qrag_jax.train --config=configs/leret.py:quick
+    qrag train --config=configs/leret.py:quick
 
 `:quick` needs no download and no server: a decoder of 1.8 million weights, made here, imitates four
 scripted styles of queries of an invented world, and then learns from its own tries which of them

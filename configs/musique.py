@@ -1,6 +1,6 @@
 """MuSiQue (answerable): take two to four supporting paragraphs out of twenty.
 
-    python -m qrag_jax.train --config=configs/musique.py --config.data.path=FOLDER
+    qrag train --config=configs/musique.py --config.data.path=FOLDER
 
 FOLDER holds `musique_ans_v1.0_train.jsonl` and `musique_ans_v1.0_dev.jsonl`, or `train*`/`dev*`
 files in their format. Without a path the data come from the hub. Lengths are those of Q-RAG's

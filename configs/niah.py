@@ -1,6 +1,6 @@
 """Needles in a haystack, in RULER's formats: find the sentences that hold the numbers asked for.
 
-    python -m qrag_jax.train --config=configs/niah.py --config.data.sources.niah.noise=BOOKS
+    qrag train --config=configs/niah.py --config.data.sources.niah.noise=BOOKS
 
 This makes documents of about 4,000 tokens, with four needles that share a key (RULER's multi-value)
 among the sentences of BOOKS, a folder of plain texts. Without BOOKS the haystack is invented. With

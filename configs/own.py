@@ -1,6 +1,6 @@
 """Data of your own: JSON lines, CSV, Parquet or a data set of the Hugging Face hub.
 
-    python -m qrag_jax.train --config=configs/own.py:minilm --config.data.path=FOLDER \\
+    qrag train --config=configs/own.py:minilm --config.data.path=FOLDER \\
       --config.data.columns.question=query --config.data.columns.chunks=passages
 
 FOLDER holds `train*` and `dev*` files; of one file a tenth is held out. `docs/own_data.md` has the

@@ -1,6 +1,6 @@
 """Q-RAG's published runs (arXiv 2511.07328), with each constant as in its public code.
 
-    python -m qrag_jax.train --config=configs/published.py:e5-hotpotqa --config.data.path=FOLDER
+    qrag train --config=configs/published.py:e5-hotpotqa --config.data.path=FOLDER
 
 The variant names the encoder and the data: `:contriever-babilong` (qa3; other tasks with
 `--config.data.sources.babilong.task=qa1`), `:contriever-babilong-em` (rewards of a language model),

@@ -2,8 +2,8 @@
 
     make train
 
-runs `python -m qrag_jax.train --config=configs/quickstart.py --workdir=runs/quickstart` and then
-`python -m qrag_jax.evaluate --workdir=runs/quickstart`. Only MiniLM is downloaded; if that is not
+runs `qrag train --config=configs/quickstart.py --workdir=runs/quickstart` and then
+`qrag evaluate --workdir=runs/quickstart`. Only MiniLM is downloaded; if that is not
 possible, a small encoder is trained from scratch. On 2 cores (AMD EPYC, 2026-11-30) both take 2.4
 minutes: supervised learning (stage `imitate`) raises fact EM from 0.34 to 0.87 on 300 questions of
 another invented world. `:tiny` learns by PQN, in seconds, offline.

@@ -1,6 +1,6 @@
 """RLVR: a language model learns to answer questions by searching with tools (bdsaglam/rlvr).
 
-    python -m qrag_jax.train --config=configs/rlvr.py:quick
+    qrag train --config=configs/rlvr.py:quick
 
 `:quick` needs no download and no server: a decoder of 1.8 million weights, made here, imitates
 scripted demonstrations of an invented world, which are flawed on purpose, and then learns by GRPO.

@@ -1,6 +1,6 @@
 """2WikiMultihopQA: take two to four supporting paragraphs out of ten.
 
-    python -m qrag_jax.train --config=configs/two_wiki.py --config.data.path=FOLDER
+    qrag train --config=configs/two_wiki.py --config.data.path=FOLDER
 
 FOLDER holds the official `train.json` and `dev.json`, or `train*`/`dev*` files in their format.
 Without a path the data come from the hub. `:minilm` trains MiniLM on a CPU from the supporting

@@ -1,6 +1,6 @@
 """Answers the questions of a retrieval log with a language model, and scores the answers.
 
-    python -m qrag_jax.answer --log=LOG --out=ANSWERS.jsonl --llm.url=URL --llm.model=NAME
+    qrag answer --log=LOG --out=ANSWERS.jsonl --llm.url=URL --llm.model=NAME
 
 URL is for example http://127.0.0.1:8000/v1. The model sees each question with the chunks that the
 retriever took; `--filter` drops some of them first. LOG may be one of a query writer (LeReT); then

@@ -1,22 +1,22 @@
-"""Scores a trained retriever: python -m qrag_jax.evaluate --workdir=runs/hotpotqa
+"""Scores a trained retriever: qrag evaluate --workdir=runs/hotpotqa
 
 Runs of all systems are scored by the same command, and with --system=FILE.py those of a system of
 your own, by its own `evaluate`. Any field of the run's config can be overridden, for example
 `--config.data.path=FOLDER --out=OTHER` to score other data. Priority: command line, then the file
 given by `--eval_config`, then the run's saved config.
 
-    python -m qrag_jax.evaluate --workdir=RUN --chunks=50,160,1200,4600,40000
+    qrag evaluate --workdir=RUN --chunks=50,160,1200,4600,40000
 
 scores Q-RAG on documents of several lengths, each with the same questions: those of the stories
 that fit the shortest length (`--every_story`: all that fit it).
 
-    python -m qrag_jax.evaluate --log=HELD_OUT_LOG --test=OTHER_LOG
+    qrag evaluate --log=HELD_OUT_LOG --test=OTHER_LOG
 
 tunes the Q-value at which Q-RAG stops on one retrieval log, and reports its scores on the other
 against every fixed budget and the oracle `early_stop`. Without `--test` a hash of the ids splits
 the log into two halves. Writes `stopping.json` and `stopping.png`.
 
-    python -m qrag_jax.evaluate --log=LOG --filter=NAME --out=NEW.jsonl
+    qrag evaluate --log=LOG --filter=NAME --out=NEW.jsonl
 
 writes a copy of a log in which a filter has chosen the chunks of each row.
 """

@@ -1,6 +1,6 @@
 """Writes the models of a run: Q-RAG's two towers, or the language model of another system.
 
-    python -m qrag_jax.export --workdir=RUN --out=FOLDER
+    qrag export --workdir=RUN --out=FOLDER
 
 Of a run of Q-RAG, these are models of sentence-transformers: FOLDER/state embeds states (the
 question and the chunks taken so far), FOLDER/chunk embeds chunks. README.md says how they were

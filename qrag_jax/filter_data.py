@@ -1,6 +1,6 @@
 """Finds the training questions whose reward varies between several episodes of an agent.
 
-    python -m qrag_jax.filter_data --config=configs/harr_grpo.py:tiny --out=varied.jsonl
+    qrag filter_data --config=configs/harr_grpo.py:tiny --out=varied.jsonl
 
 Every training question is played --rollouts times by the experiment's first encoder, or by a
 checkpoint of the run --workdir. All are in --out, with the mean and the standard deviation of their

@@ -1,20 +1,20 @@
 """Builds an index of a corpus that a trained retriever, or any encoder, can search.
 
-    python -m qrag_jax.index --corpus=FILE_OR_FOLDER --index=OUT --workdir=RUN
-    python -m qrag_jax.index --corpus=FILE_OR_FOLDER --index=OUT --encoder=FOLDER
+    qrag index --corpus=FILE_OR_FOLDER --index=OUT --workdir=RUN
+    qrag index --corpus=FILE_OR_FOLDER --index=OUT --encoder=FOLDER
 
 The corpus is JSON lines (.jsonl, .jsonl.gz), Parquet, a folder in BEIR's layout, or a folder of
 such files. RUN is a trained run, whose tower of chunks embeds the passages. FOLDER is an export of
 a run, or any encoder in Hugging Face's layout; "minilm" is all-MiniLM-L6-v2. --engine=bm25 indexes
 words and needs neither. If the command is broken off, the same command goes on where it was.
 
-    python -m qrag_jax.index --index=OUT --qdrant=http://HOST:6333 --collection=NAME
+    qrag index --index=OUT --qdrant=http://HOST:6333 --collection=NAME
 
 sends finished vectors to a Qdrant server, whose API key is read from QDRANT_API_KEY alone;
 --faiss=IVF4096,Flat --faiss_search=nprobe=64 makes an index of faiss of them, and prints its
 recall. With --hosts several hosts embed a corpus together.
 
-    python -m qrag_jax.index --index=OUT --encoder=FOLDER --add=MORE.jsonl --remove=IDS.txt
+    qrag index --index=OUT --encoder=FOLDER --add=MORE.jsonl --remove=IDS.txt
 
 changes a finished index: passages are added, and those of one id a line removed. Only what is added
 is embedded. Who has the index open goes on with the old one until all of the new one is there.
@@ -155,14 +155,13 @@ def main() -> int:
                 return 128 + (signal.Signals[stop.name] if stop.name else signal.SIGTERM)
         if jax.process_index() == 0:
             stored, folder, embedded, cut = indexed
-            print(f"{folder}: {len(stored):,} passages")
+            now = f", {embedded:,} embedded now" if embedded else ""
+            print(f"{folder}: {len(stored):,} passages{now}")
             if encoder is not None and cut is not None:
                 longer = f"are longer than {encoder.row_tokens} tokens and were cut"
                 print(
                     f"{cut:,} of {'the new' if changes else f'{len(stored):,}'} passages {longer}"
                 )
-            if embedded:
-                print(f"embedded {embedded:,} of them")
     return 0
 
 

@@ -1,7 +1,7 @@
 """Lets a language model answer with tools, or write queries, and writes what it did.
 
-    python -m qrag_jax.predict --workdir=runs/rlvr-quick
-    python -m qrag_jax.predict --config=configs/rlvr.py:smol --out=untrained.jsonl
+    qrag predict --workdir=runs/rlvr-quick
+    qrag predict --config=configs/rlvr.py:smol --out=untrained.jsonl
 
 The file has one JSON line for each question and draw: the ids that were observed and sampled with
 their log-probabilities, the text of each turn, the parts of the reward and the reward. Give the
@@ -95,7 +95,7 @@ def main() -> int:
 
 
 def _asked(kind: Any, workdir: Path | None, config: ConfigDict, out: Path | None) -> dict[str, Any]:
-    """Which questions are asked; if they are others than the run's, what they search is beside."""
+    """Which questions are asked; if they are others than the run's, also what they search."""
     asked, fields = dict[str, Any](), kind.OF_QUESTIONS if kind.SEARCH else ()
     if config.system == DEEPRETRIEVAL and QUESTIONS.value:
         if out is None:

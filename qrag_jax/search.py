@@ -1,8 +1,8 @@
 """Searches an index, in several steps with a trained retriever.
 
-    python -m qrag_jax.search --index=DIR --workdir=RUN "Where was the founder of Acme born?"
-    python -m qrag_jax.search --index=DIR --retriever=EXPORT --queries=FILE --out=HITS.jsonl
-    python -m qrag_jax.search --index=DIR --encoder=FOLDER "who founded Acme"
+    qrag search --index=DIR --workdir=RUN "Where was the founder of Acme born?"
+    qrag search --index=DIR --retriever=EXPORT --queries=FILE --out=HITS.jsonl
+    qrag search --index=DIR --encoder=FOLDER "who founded Acme"
 
 DIR is what qrag_jax.index wrote. RUN is a trained run, EXPORT what qrag_jax.export wrote; --backend
 says what computes it (torch and endpoint need no jax). FOLDER is an encoder that was not trained

@@ -1,9 +1,9 @@
 """Serves a search to other programs over HTTP, or as a tool of a language model, until stopped.
 
-    python -m qrag_jax.serve --index=DIR --retriever=EXPORT
-    python -m qrag_jax.serve --index=DIR --encoder=FOLDER
-    python -m qrag_jax.serve --index=DIR --engine=bm25
-    python -m qrag_jax.serve --index=DIR --mcp
+    qrag serve --index=DIR --retriever=EXPORT
+    qrag serve --index=DIR --encoder=FOLDER
+    qrag serve --index=DIR --engine=bm25
+    qrag serve --index=DIR --mcp
 
 DIR is what `qrag index` wrote. EXPORT is what `qrag export` wrote; --workdir=RUN is a run itself.
 When the index is loaded, the server's URL is printed. POST /retrieve takes and gives what
@@ -83,6 +83,7 @@ def main() -> int:
             run_flags.search_kind()
             opened = run_flags.search_opener()
             folder = Path(flags.FLAGS.index).expanduser()
+            print(f"loading {folder}", file=sys.stderr, flush=True)
             limits["version"] = functools.partial(index_folder.version, folder)
             (_serve_mcp if MCP.value else _serve_http)(
                 lambda: Searcher(opened().engine), limits, stop

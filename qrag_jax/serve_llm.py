@@ -1,6 +1,6 @@
 """Serves a language model to trainers on other terminals, until it is stopped.
 
-    python -m qrag_jax.serve_llm --config=configs/quickstart.py --config.llm.server.model=FOLDER
+    qrag serve_llm --config=configs/quickstart.py --config.llm.server.model=FOLDER
 
 A trainer without --config.llm.url starts its own server instead.
 """

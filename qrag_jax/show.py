@@ -1,6 +1,6 @@
 """Shows runs on one page of HTML: learning curves, and what each episode did, step by step.
 
-    python -m qrag_jax.show runs/one runs/other --out=both.html
+    qrag show runs/one runs/other --out=both.html
 
 A run is its folder, or one log in it. Of a folder the page has the learning curves and the newest
 log of its evaluations; without one, the sample of episodes that its training kept. The page needs
@@ -83,8 +83,8 @@ def shown(path: Path, most: int) -> tuple[Data, Data | None]:
         notes.append(f"There are no curves: {folder} has no metrics yet.")
     elif not has_log:
         notes.append(
-            "There are curves alone: the run has no log of episodes; qrag evaluate writes one, and "
-            "so does a training with config.train.log_episodes above 0."
+            "The page has curves only, since the run has no log of episodes; qrag evaluate writes "
+            "one, and so does a training with config.train.log_episodes above 0."
         )
     config, name = object_in(folder / CONFIG_NAME), folder.resolve().name
     system = str(config.get("system", "q_rag" if "pqn" in config else ""))
@@ -121,13 +121,13 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
         kind, label, rows, before = _read_sample(log)
     notes = [f"Log: {log}."] + [f"Before training: {early}."] * bool(early)
     if not untrained and not before:
-        notes.append("What was done before training is not here: qrag evaluate writes it.")
+        notes.append("There is no log of the untrained weights; qrag evaluate writes one.")
     if 0 < most < len(rows):
         notes.append(f"Shown are {most} of {len(rows)} episodes, spread evenly.")
         rows = [rows[at] for at in evaluation.spread(len(rows), most)]
     if further := sorted({*evaluation.logs_of(path)} - {log, early}):
         notes.append(
-            f"{len(further)} other logs are shown by qrag show FILE, such as {further[0]}."
+            f"Not shown: {len(further)} other logs, such as {further[0]}; use qrag show FILE."
         )
     # The record next to a log says what it was made with, by names with dots or as a section.
     recorded = flat(read_record(log)).items()

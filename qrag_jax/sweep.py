@@ -1,8 +1,8 @@
 """Trains and scores one experiment with several seeds and settings, and compares them.
 
-    python -m qrag_jax.sweep --config=configs/quickstart.py --out=runs/rates --seeds=42,43,44 \\
+    qrag sweep --config=configs/quickstart.py --out=runs/rates --seeds=42,43,44 \\
         --set=optimizer.learning_rate=1e-5,3e-5
-    python -m qrag_jax.sweep --out=runs/rates --table
+    qrag sweep --out=runs/rates --table
 
 Every combination of the values of --set is trained with every seed, one run after the other, by the
 commands `train` and `evaluate`. A run is done when its folder has the summary of its evaluation.

@@ -1,4 +1,4 @@
-"""Trains a multi-step retriever: python -m qrag_jax.train --config=configs/hotpotqa.py
+"""Trains a multi-step retriever: qrag train --config=configs/hotpotqa.py
 
 Give the same command again to resume a run that was interrupted.
 """

@@ -167,7 +167,7 @@ def test_every_variant_builds(name: str) -> None:
         config = module(name).get_config(*given)
         assert config.is_locked
         systems.check(complete(config))
-    assert f"python -m qrag_jax.train --config=configs/{name}.py" in (module(name).__doc__ or "")
+    assert f"qrag train --config=configs/{name}.py" in (module(name).__doc__ or "")
 
 
 @pytest.mark.parametrize("name", sorted({*EVERY} - TRAINED))

@@ -1,6 +1,6 @@
 """Records of the invented world for `config.data.path`, in each data set's own layout.
 
-    python -m qrag_jax.train --config=configs/own.py:minilm \\
+    qrag train --config=configs/own.py:minilm \\
       --config.data.path=examples/worlds/records.py:quickstart
 
 Each function is called with the split, "train" or "dev". `sentences` is background text, for

@@ -1,4 +1,4 @@
-"""Checks a data file before training: python -m qrag_jax.data --source S --path P.
+"""Checks a data file before training: qrag data --source S --path P.
 
 With --out=FILE.jsonl the usable records are also written in the neutral schema of
 `data.sources`, one JSON object a line.

@@ -255,7 +255,7 @@ GIVE = "give the folder of a run, such as runs/quickstart, or a log in it"
 def newest_log(folder: Path) -> Path | None:
     """The newest log of an evaluation of trained weights, of others if there is none.
 
-    A rule that is scored beside them, such as the question as it is, comes behind any checkpoint.
+    A rule that is scored with them, such as the question as it is, comes behind any checkpoint.
     """
 
     def worth(log: Path) -> tuple[Any, ...]:

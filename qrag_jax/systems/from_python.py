@@ -6,7 +6,7 @@
     print(run.evaluate()["scores"]["trained"])
     hits = run.retriever().search("…")
 
-A run that was begun here is continued by `python -m qrag_jax.train` with the same fields, and the
+A run that was begun here is continued by `qrag train` with the same fields, and the
 other way round.
 """
 

@@ -225,7 +225,7 @@ def indexed(
     how |= {"dtype": config.dtype} if config.dtype else {}
     for engine in _engines(config, tower):
         if not (folder / engine / index_folder.NAME).exists():
-            log(f"{config.corpus or 'the passages'}: indexed in {folder / engine}")
+            log(f"{config.corpus or 'the passages'}: indexing into {folder / engine}")
             there = (folder / CORPUS / corpus.NAME).exists()
             settings = IndexSettings(engine=engine, **how)
             index_corpus(None if there else source, folder, tower, settings, stop)

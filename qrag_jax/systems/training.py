@@ -219,6 +219,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
             step, step_log = run.step, stack.enter_context(step_log)
             try:
                 if step == 0 or run.progress.evaluation_due:
+                    log(f"scoring the weights of step {step}; programs are compiled first")
                     _evaluate(system, run, step_log, (step, state), stop)
                     if step:  # replaces the checkpoint that lacks this evaluation
                         run.save(step, state, experience.position())
@@ -330,7 +331,7 @@ def _done(run: Run, source: str) -> int:
             "the best checkpoint is that of step 0, the untrained weights: no evaluation scored "
             "above them; --checkpoint=last names the trained ones"
         )
-    command = ["python", "-m", "qrag_jax.evaluate", f"--workdir={buckets.shown(run.workdir)}"]
+    command = ["qrag", "evaluate", f"--workdir={buckets.shown(run.workdir)}"]
     score = shlex.join([*command, f"--system={source}"] if source else command)
     log(f"done: {run.workdir / 'learning_curve.png'}; score it with\n  {score}")
     return 0
