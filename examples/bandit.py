@@ -20,10 +20,9 @@ from ml_collections import ConfigDict
 
 from examples.worlds import records
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.runtime.config_fields import fill, section
+from qrag_jax.runtime.config_fields import TrainConfig, fill, section
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.saved_config import TrainConfig
 from qrag_jax.systems import System
 
 FEATURES = ("share of the question's words", "first words shared", "length / 30 words")

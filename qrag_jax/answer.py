@@ -33,7 +33,7 @@ from qrag_jax.llm.config import FAIL, SCORE, ClientConfig, Drawing
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics import row_log
-from qrag_jax.metrics import rows as logs
+from qrag_jax.metrics import row_log as logs
 from qrag_jax.metrics.answers import RULES
 from qrag_jax.metrics.bootstrap import causes_text
 from qrag_jax.metrics.facts import BY_FACTS, FILTERS, chunk_filter

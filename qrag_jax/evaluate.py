@@ -34,8 +34,7 @@ from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import score_table, with_intervals
 from qrag_jax.metrics.facts import FILTERS, chunk_filter, fact_columns
-from qrag_jax.metrics.row_log import read_record, record_path
-from qrag_jax.metrics.rows import RETRIEVALS, read_retrievals
+from qrag_jax.metrics.row_log import RETRIEVALS, read_record, read_retrievals, record_path
 from qrag_jax.metrics.stopping import COLUMNS, OBJECTIVES, tune
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal

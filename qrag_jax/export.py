@@ -32,10 +32,10 @@ from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.first_language_model import prepare_language_model, save_language_model
 from qrag_jax.models.pretrained import CAUSAL_LM, write_adapters
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.config_fields import read_fields
 from qrag_jax.runtime.mesh import shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import log
-from qrag_jax.runtime.saved_config import read_fields
 from qrag_jax.runtime.whole_files import check_is_free, whole_folder, writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.config import ADAPTER, CARD, TEMPLATES, without_folders

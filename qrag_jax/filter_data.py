@@ -22,12 +22,11 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.learners.state import encoder_key
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.metrics.row_log import begin, refuse_other
-from qrag_jax.metrics.rows import REWARDS, RewardRow
+from qrag_jax.metrics.row_log import REWARDS, RewardRow, begin, refuse_other
 from qrag_jax.metrics.summaries import judged, reward_lines, reward_row
 from qrag_jax.models.first_encoder import FOLDER
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.saved_config import FREE_FIELDS, flat
+from qrag_jax.runtime.config_fields import FREE_FIELDS, flat
 from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.harr.config import HarrConfig

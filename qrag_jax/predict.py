@@ -25,7 +25,7 @@ from ml_collections import ConfigDict
 from qrag_jax import systems
 from qrag_jax.data.corpora import read_query_list
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.rows import REWRITES
+from qrag_jax.metrics.row_log import REWRITES
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.whole_files import writing

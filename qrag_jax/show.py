@@ -26,7 +26,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.evaluators import evaluation
 from qrag_jax.metrics.row_log import object_in, read_record
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.saved_config import CONFIG_NAME, flat
+from qrag_jax.runtime.config_fields import CONFIG_NAME, flat
 from qrag_jax.runtime.whole_files import write_whole, writing
 from qrag_jax.runtime.writers import EPISODES_NAME, METRICS_NAME, read_metrics
 

@@ -32,7 +32,7 @@ from qrag_jax.evaluators import evaluation
 from qrag_jax.evaluators.token_scores import measured
 from qrag_jax.metrics.bootstrap import crossed_interval, interval_text, named
 from qrag_jax.metrics.facts import score_columns
-from qrag_jax.metrics.rows import (
+from qrag_jax.metrics.row_log import (
     AGENTS,
     HOPS,
     PREDICTIONS,
@@ -43,9 +43,9 @@ from qrag_jax.metrics.rows import (
 )
 from qrag_jax.metrics.summaries import agent_columns, by_question, hop_columns, question_columns
 from qrag_jax.runtime import commandline
+from qrag_jax.runtime.config_fields import CONFIG_NAME, read_fields
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.runtime.saved_config import CONFIG_NAME, read_fields
 from qrag_jax.runtime.whole_files import write_json, write_whole, writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.scoring import SUMMARY, resumable

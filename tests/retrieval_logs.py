@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from qrag_jax.metrics.facts import fact_em, fact_f1
-from qrag_jax.metrics.row_log import begin
-from qrag_jax.metrics.rows import RETRIEVALS, Row
+from qrag_jax.metrics.row_log import RETRIEVALS, Row, begin
 
 STEPS = 5
 

@@ -15,8 +15,7 @@ from examples.worlds.records import tiny_hotpotqa
 from qrag_jax.data.long_docs import DocumentsConfig, books_of
 from qrag_jax.metrics import stopping
 from qrag_jax.metrics.facts import chunk_filter
-from qrag_jax.metrics.row_log import read_record
-from qrag_jax.metrics.rows import read_retrievals
+from qrag_jax.metrics.row_log import read_record, read_retrievals
 from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.runtime import whole_files
 from tests.data.test_long_docs import shelf

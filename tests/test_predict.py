@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from qrag_jax.metrics.row_log import read_record
-from qrag_jax.metrics.rows import HOPS
+from qrag_jax.metrics.row_log import HOPS, read_record
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.runtime.whole_files import log_locks
 from tests.entry_points import COURSES, Commands, flags_of, json_lines, metric_lines, refusal

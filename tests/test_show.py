@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from qrag_jax.metrics.facts import fact_em
-from qrag_jax.metrics.rows import PREDICTIONS, RETRIEVALS
+from qrag_jax.metrics.row_log import PREDICTIONS, RETRIEVALS
 from tests.entry_points import EVAL_EVERY, STEPS, Commands, refusal
 from tests.evaluators.shown_pages import HOSTILE, prediction, read_page
 from tests.retrieval_logs import played_rows

@@ -17,7 +17,7 @@ from packaging.utils import canonicalize_name
 from configs import harr_grpo
 from qrag_jax.errors import InputError
 from qrag_jax.llm.text.generation import chat_template
-from qrag_jax.runtime.saved_config import save_config
+from qrag_jax.runtime.config_fields import save_config
 from qrag_jax.systems import SYSTEMS
 from tests.entry_points import ROOT, Commands, refusal
 

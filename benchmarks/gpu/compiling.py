@@ -44,7 +44,7 @@ NAMED = {
     "...hd,...chd->...ch": "Q-values (policies.soft_q), exact because actions hang on them",
     "...d,...kd->...k": "scores of a pool (policies.plackett_luce), likewise",
     "rd,d->r": "values of a critic (learners.query_encoder)",
-    "bnd,bwd->bwn": "Q-values of long documents (policies.document_scores), likewise",
+    "bnd,bwd->bwn": "Q-values of long documents (policies.soft_q), likewise",
     "bnd,bwnd->bwn": "the same with positions relative to the chunks taken",
 }
 # JAX's own attention, with which TPUs compute: its scores are float32, and so is their gradient.

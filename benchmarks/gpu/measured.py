@@ -34,9 +34,9 @@ from benchmarks.gpu.recipes import CORPORA, QUICK, RECIPES, config_of, search_pr
 from benchmarks.report import Case
 from qrag_jax.errors import InputError
 from qrag_jax.runtime.aot import Program, least_seconds
+from qrag_jax.runtime.config_fields import flat
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.platform import ask_determinism
-from qrag_jax.runtime.saved_config import flat
 from qrag_jax.runtime.whole_files import write_json
 
 LIMIT, ROUNDS, ONE = 590.0, 5, (1, 1, 1)

@@ -28,7 +28,7 @@ from qrag_jax.models.embedding import Params, TextEncoder
 from qrag_jax.models.files.weight_names import stored_params
 from qrag_jax.models.trunks.families import family_of
 from qrag_jax.models.trunks.transformer import Transformer
-from qrag_jax.rollouts.block_shapes import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
+from qrag_jax.rollouts.text_table import ACCELERATOR_BLOCK_TOKENS, CPU_BLOCK_TOKENS
 from qrag_jax.runtime.platform import Platform
 from tests.support.small_models import numpy_tensors
 from tests.support.torch_encoder import (

@@ -40,8 +40,8 @@ from qrag_jax.models.first_encoder import (
 )
 from qrag_jax.models.pretrained import LoadedEncoder, LoraConfig, write_adapters
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
-from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.pool_search import HopBatch
+from qrag_jax.rollouts.text_table import blocks_of
 from qrag_jax.runtime.mesh import make_mesh, shard_batch, shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import find_minilm

@@ -12,7 +12,7 @@ from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, 
 from qrag_jax.feedback.rag import em_f1
 from qrag_jax.metrics import ranking
 from qrag_jax.metrics.bootstrap import means
-from qrag_jax.metrics.rows import AGENTS, AgentRow
+from qrag_jax.metrics.row_log import AGENTS, AgentRow
 from qrag_jax.metrics.summaries import agent_columns, agent_counts
 from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.runtime.bounded_json import typed

@@ -21,7 +21,7 @@ from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics import row_log
-from qrag_jax.metrics import rows as logs
+from qrag_jax.metrics import row_log as logs
 from qrag_jax.metrics.answers import whole_answers
 from qrag_jax.metrics.facts import Filter, fact_em, fact_f1
 

@@ -27,7 +27,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.answers import INFRASTRUCTURE
 from qrag_jax.metrics.bootstrap import means
 from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns, until_found
-from qrag_jax.metrics.rows import RETRIEVALS, Row
+from qrag_jax.metrics.row_log import RETRIEVALS, Row
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.embedding import Params
 from qrag_jax.rollouts.chunks import Actor, Draws, rollout

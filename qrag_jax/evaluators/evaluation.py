@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from qrag_jax.metrics import rows as logs
+from qrag_jax.metrics import row_log as logs
 from qrag_jax.metrics.bootstrap import Values, half_width
 from qrag_jax.metrics.row_log import RowLog
 from qrag_jax.runtime import hosts, whole_files

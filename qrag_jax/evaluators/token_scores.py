@@ -20,7 +20,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import bootstrap
 from qrag_jax.metrics.bootstrap import columns_of, means
 from qrag_jax.metrics.ranking import ranking_columns
-from qrag_jax.metrics.rows import HOPS, PREDICTIONS, REWRITES, Prediction, RewriteRow, Searched
+from qrag_jax.metrics.row_log import HOPS, PREDICTIONS, REWRITES, Prediction, RewriteRow, Searched
 from qrag_jax.metrics.summaries import hop_columns
 from qrag_jax.rollouts.token_episodes import Episode, Speech
 from qrag_jax.rollouts.trajectories import REWARD, TRUNCATED, TokenTrajectory

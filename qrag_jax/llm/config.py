@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from qrag_jax.errors import Count, Filled, InputError, Natural, Part, Positive, Rule, Weight, one_of
-from qrag_jax.runtime.config_fields import check, internal
-from qrag_jax.runtime.saved_config import SECRET
+from qrag_jax.runtime.config_fields import SECRET, check, internal
 
 FAIL, SCORE = "fail", "score"  # how an answer is read that max_tokens cut off
 PREFIX = "config.llm."  # of the fields, in messages

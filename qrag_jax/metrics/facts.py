@@ -17,7 +17,7 @@ from typing import Any
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.answers import answer_place, worded
 from qrag_jax.metrics.bootstrap import gains, interval_text, score_table, with_intervals
-from qrag_jax.metrics.rows import Row
+from qrag_jax.metrics.row_log import Row
 
 
 def fact_em(support: Iterable[int], predicted: Sequence[int]) -> float:

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.bootstrap import gains, interval_text, score_table, with_intervals
 from qrag_jax.metrics.facts import chunk_filter, fact_columns
-from qrag_jax.metrics.row_log import read_record
-from qrag_jax.metrics.rows import Row, read_retrievals
+from qrag_jax.metrics.row_log import Row, read_record, read_retrievals
 from qrag_jax.runtime.plots import plot_thresholds
 from qrag_jax.runtime.whole_files import half, write_whole, writing
 

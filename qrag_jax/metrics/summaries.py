@@ -17,7 +17,7 @@ import numpy as np
 
 from qrag_jax.metrics.answers import musique, normalise
 from qrag_jax.metrics.bootstrap import columns_of, columns_text, gains, score_table, with_intervals
-from qrag_jax.metrics.rows import (
+from qrag_jax.metrics.row_log import (
     OF_PARTS,
     AgentRow,
     AnswerRow,

@@ -3,17 +3,27 @@
 An embedding of width 2D is read as two halves, each the vector of one critic:
 `q_i = <E_s[half i], E_a[half i]>` and `Q = q_1 + q_2` (Q-RAG, arXiv 2511.07328).
 All values are float32.
+
+Of long documents, chunks are scored in blocks, sharded over the mesh: a document is a list `[C]` of
+rows in a table of embeddings (`rollouts.text_table`), and only the k best of each block stay.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from qrag_jax.environments import positions
 from qrag_jax.errors import Count, Positive
 from qrag_jax.models.compute.precision import EXACT
+from qrag_jax.models.compute.rope import rotate
+from qrag_jax.runtime.mesh import BATCH_AXES, on_each
 
 MASKED = -1e30  # finite, so that a row without any action stays free of NaN
 LEAST_BLOCK = 16  # chunks scored at a time of short documents; no search asks for more actions
@@ -78,3 +88,140 @@ def soft_value(twin: jax.Array, available: jax.Array, alpha: jax.Array, top_k: i
     top = best[..., :1]
     value = top[..., 0] + alpha * jax.nn.logsumexp((best - top) / alpha, axis=-1)
     return jnp.where(available.any(-1), value.sum(-1), 0.0)
+
+
+# ---------------------------------------------------------------- long documents
+
+
+BLOCK = 1024  # chunks scored at a time
+
+
+# The k best actions of each state: values `[B, W, k]`, chunk indices `[B, W, k]`. If fewer than k
+# chunks are left, the remaining values are `MASKED`.
+Best = tuple[jax.Array, jax.Array]
+
+
+class Searches(NamedTuple):
+    """W states in each of B documents; the next action of each state is wanted."""
+
+    counts: jax.Array  # `[B]` chunks of each document
+    states: jax.Array  # `[B, W, 2D]` embeddings
+    taken: jax.Array  # `[B, W, T]` chunks taken so far, -1 where none
+    # `[B]` as `positions.evaluation_keys` gives them; "random_published" draws from them
+    keys: jax.Array
+
+
+# (table, rows, searches) → the best chunks
+BestChunks = Callable[..., Best]
+
+
+def padded_chunks(chunks: int, devices: int) -> int:
+    """Number of columns for documents of this many chunks: whole blocks on every device."""
+    block = BLOCK
+    while block // 2 * devices >= chunks and block > LEAST_BLOCK:
+        block //= 2
+    return -(-chunks // (block * devices)) * block * devices
+
+
+def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunks:
+    """Makes the jitted `(table, rows, searches) → Best`.
+
+    - table `[N, 2D]`: embeddings.
+    - rows `[B, C]`: rows of the table, split over the mesh's batch axes; C is from `padded_chunks`.
+    - searches: `Searches` of the B documents.
+
+    Ties go to the lowest index, as with argmax.
+
+    Args:
+        kind: one of `positions.KINDS`; "random" is played as "absolute".
+        k: at most `LEAST_BLOCK`.
+    """
+    devices = mesh.size
+
+    def best_chunks(table: jax.Array, rows: jax.Array, searches: Searches) -> Best:
+        columns = rows.shape[1] // devices
+        last = positions.last_position(kind, rows.shape[1], max_steps)
+        published = kind == positions.RANDOM_PUBLISHED
+        indents = positions.draw_indents(searches.keys, searches.counts) if published else None
+        score = partial(_scores, (kind, last, indents), searches)
+        block = min(BLOCK, columns)
+
+        def on_device(first: jax.Array, rows: jax.Array) -> Best:
+            blocks = rows.reshape(len(rows), -1, block).swapaxes(0, 1)
+
+            def keep_best(best: Best, number_and_rows) -> tuple[Best, None]:
+                number, block_rows = number_and_rows
+                index = first + number * block + jnp.arange(block)
+                return _top(best, score(table[block_rows], index), index, k), None
+
+            shape = (*searches.states.shape[:2], k)
+            none = jnp.full(shape, MASKED), jnp.zeros(shape, jnp.int32)
+            return jax.lax.scan(keep_best, none, (jnp.arange(len(blocks)), blocks))[0]
+
+        parts = rows.reshape(len(rows), devices, columns).swapaxes(0, 1)
+        top = on_each(BATCH_AXES, on_device, columns * jnp.arange(devices), parts)
+        # Devices hold the document in order, so ties still go to the lowest index.
+        values, actions = (jnp.moveaxis(leaf, 0, 2).reshape(*leaf.shape[1:3], -1) for leaf in top)
+        values, place = jax.lax.top_k(values, k)
+        return values, jnp.take_along_axis(actions, place, axis=2)
+
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    split = NamedSharding(mesh, PartitionSpec(None, BATCH_AXES))
+    return jax.jit(
+        best_chunks, in_shardings=(everywhere, split, everywhere), out_shardings=everywhere
+    )
+
+
+def _scores(
+    placement: tuple[str, int, positions.Indents | None],
+    searches: Searches,
+    chunks: jax.Array,
+    index: jax.Array,
+) -> jax.Array:
+    """Q `[B, W, n]` of chunks `[B, n, 2D]` with the indices `[n]`; `MASKED` if taken or absent.
+
+    Args:
+        placement: the kind, its highest position, the draw of "random_published".
+    """
+    kind, last, indents = placement
+    counts, states, taken, _ = searches
+    if kind == "relative":
+        where = positions.relative(
+            index[None, None], taken, counts[:, None]
+        )  # each state has its own
+        turned = _turned_back(states, last)
+        states = jax.vmap(jax.vmap(lambda one, p: one[p]))(turned, jnp.clip(where, 0, last))
+        q = jnp.einsum("bnd,bwnd->bwn", chunks, states, precision=EXACT)
+    else:
+        if kind != "none":
+            where = jnp.broadcast_to(index[None], chunks.shape[:2])
+            where = where if indents is None else indents.positions(where)
+            chunks = rotate(chunks, jnp.clip(where, 0, last), last)
+        q = jnp.einsum("bnd,bwd->bwn", chunks, states, precision=EXACT)
+    chosen = (taken[..., None] == index[None, None, None]).any(axis=2)
+    gone = chosen | (index[None, None] >= counts[:, None, None])
+    return jnp.where(gone, MASKED, q)
+
+
+def _turned_back(states: jax.Array, last: int) -> jax.Array:
+    """States `[B, W, 2D]` rotated back at each of P positions: `[B, W, P, 2D]`.
+
+    <s, R(p)·a> equals <R(-p)·s, a>, and there are few positions.
+    """
+    every = jnp.arange(last + 1)
+    shape = (*states.shape[:2], last + 1, states.shape[-1])
+    spread = jnp.broadcast_to(states[:, :, None], shape)
+    return rotate(spread, jnp.broadcast_to(every, shape[:3]), last, back=True)
+
+
+def _top(best: Best, q: jax.Array, index: jax.Array, k: int) -> Best:
+    values, actions = best
+    if k == 1:  # a reduction is cheaper than a sort
+        place = q.argmax(-1, keepdims=True)
+        value = jnp.take_along_axis(q, place, -1)
+        better = value > values
+        return jnp.where(better, value, values), jnp.where(better, index[place], actions)
+    new, place = jax.lax.top_k(q, k)
+    actions = jnp.concatenate([actions, index[place]], -1)
+    values, place = jax.lax.top_k(jnp.concatenate([values, new], -1), k)
+    return values, jnp.take_along_axis(actions, place, -1)

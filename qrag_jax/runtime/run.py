@@ -20,8 +20,7 @@ from tqdm import tqdm
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import buckets, hosts, whole_files
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.platform import CompilationCounter, enable_persistent_cache
-from qrag_jax.runtime.saved_config import (
+from qrag_jax.runtime.config_fields import (
     CONFIG_NAME,
     FREE_FIELDS,
     STEPS,
@@ -31,6 +30,7 @@ from qrag_jax.runtime.saved_config import (
     refuse_lost_config,
     save_config,
 )
+from qrag_jax.runtime.platform import CompilationCounter, enable_persistent_cache
 from qrag_jax.runtime.writers import METRICS_NAME, read_metrics
 
 DEV = "evaluation"  # the key of the digest of the data that choose the best checkpoint

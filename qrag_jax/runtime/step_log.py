@@ -24,8 +24,8 @@ import jax
 import numpy as np
 from tqdm import tqdm
 
+from qrag_jax.runtime.config_fields import TrainConfig
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.saved_config import TrainConfig
 from qrag_jax.runtime.writers import Logged, MetricWriter
 
 Metrics = dict[str, jax.Array]

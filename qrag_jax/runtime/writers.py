@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, SupportsFloat
 from urllib.parse import urlsplit
 
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.saved_config import SECRET, TENSORBOARD, WANDB, LogConfig, flat
+from qrag_jax.runtime.config_fields import SECRET, TENSORBOARD, WANDB, LogConfig, flat
 from qrag_jax.runtime.whole_files import reason, replacing, write_json
 
 METRICS_NAME = "metrics.jsonl"

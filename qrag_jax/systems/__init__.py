@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
-from qrag_jax.runtime.saved_config import TrainConfig, save_config
+from qrag_jax.runtime.config_fields import TrainConfig, save_config
 
 if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`) needs no jax
     from ml_collections import ConfigDict

@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 from qrag_jax.errors import InputError, Natural, one_of
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import leave_room
-from qrag_jax.runtime import saved_config
+from qrag_jax.runtime import config_fields
 from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
 from qrag_jax.runtime.mesh import RuntimeConfig, make_mesh
 from qrag_jax.runtime.platform import ask_determinism, enable_persistent_cache
@@ -36,7 +36,7 @@ CHOOSING, REPORTED, ALL = HALVES = ("choosing", "reported", "all")
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SystemConfig:
     NAME: ClassVar[str]
-    # Further fields (besides `saved_config.FREE_FIELDS`) that do not change what a run computes: a
+    # Further fields (besides `config_fields.FREE_FIELDS`) that do not change what a run computes: a
     # resumed run may have other values.
     FREE_FIELDS: ClassVar[tuple[str, ...]] = ()
     PATHS: ClassVar[tuple[str, ...]] = ()  # of data whose digests are kept
@@ -44,9 +44,9 @@ class SystemConfig:
     # steps traced into workdir/profile after the first two of a start, 0: none
     profile: Natural = 0
     optimizer: OptimizerConfig
-    train: saved_config.TrainConfig
+    train: config_fields.TrainConfig
     runtime: RuntimeConfig
-    log: saved_config.LogConfig
+    log: config_fields.LogConfig
     llm: Any
 
     @classmethod
@@ -112,7 +112,7 @@ def refuse(config: Any, *rules: tuple[Any, str, str]) -> None:
 
 
 def load_config(path: Path) -> ConfigDict:
-    fields = saved_config.read_fields(path)
+    fields = config_fields.read_fields(path)
     if not isinstance(fields, dict) or "system" not in fields:
         raise InputError(f"{path} names no system; give the folder of a training.")
     with refusing_types(path):

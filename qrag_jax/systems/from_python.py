@@ -22,7 +22,7 @@ from typing import Any
 
 from qrag_jax import systems
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.saved_config import CONFIG_NAME, has_begun
+from qrag_jax.runtime.config_fields import CONFIG_NAME, has_begun
 from qrag_jax.runtime.whole_files import write_whole, writing
 from qrag_jax.runtime.writers import METRICS_NAME, read_metrics
 from qrag_jax.systems import run_flags

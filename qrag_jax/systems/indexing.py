@@ -73,9 +73,8 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, NAME, QDRANT, read_manifest
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers, tower_digest
-from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.chunks import CHUNK
-from qrag_jax.rollouts.text_table import Embed, MeshTower, make_embed, padded_rows
+from qrag_jax.rollouts.text_table import Embed, MeshTower, blocks_of, make_embed, padded_rows
 from qrag_jax.runtime import hosts, retriever_config, whole_files
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import make_mesh, shard_batch

@@ -40,10 +40,9 @@ from qrag_jax.retrieval.index_folder import (
     IndexAt,
 )
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules, SingleStepSearch
-from qrag_jax.runtime.config_fields import check
+from qrag_jax.runtime.config_fields import CONFIG_NAME, check
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig
-from qrag_jax.runtime.saved_config import CONFIG_NAME
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh

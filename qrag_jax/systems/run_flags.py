@@ -19,7 +19,7 @@ from qrag_jax import systems as registry
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import OF_VLLM
 from qrag_jax.runtime import commandline, own_code
-from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
+from qrag_jax.runtime.config_fields import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.writers import has_evaluation
 
 if TYPE_CHECKING:

@@ -27,10 +27,10 @@ from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.learners.state import encoder_key, shapes_on
 from qrag_jax.metrics.row_log import RowLog, begin
 from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.config_fields import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.run import log
-from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.whole_files import log_locks, write_json
 from qrag_jax.systems.config import ALL, REPORTED, Drawn
 from qrag_jax.systems.token_config import StagePlan

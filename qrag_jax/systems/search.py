@@ -38,10 +38,10 @@ from qrag_jax.retrieval.own_documents import LEXICAL, RETRIEVERS, SEMANTIC
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, ServiceLibrary
 from qrag_jax.runtime import hosts
+from qrag_jax.runtime.config_fields import has_begun
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.run import log
-from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.runtime.whole_files import default_cache, replacing, sha256
 
 if TYPE_CHECKING:  # they bring engines that a question's own documents do not need

@@ -24,11 +24,10 @@ from qrag_jax.learners.state import TrainState, place
 from qrag_jax.learners.update import Learner
 from qrag_jax.runtime import buckets, hosts
 from qrag_jax.runtime.aot import Calls, described_devices, program_lines
-from qrag_jax.runtime.config_fields import fill
+from qrag_jax.runtime.config_fields import LogConfig, fill, flat, save_config
 from qrag_jax.runtime.interrupt import EndedEarly, Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, shardings_of
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.saved_config import LogConfig, flat, save_config
 from qrag_jax.runtime.step_log import Evaluated, NotFinite, StepLog
 from qrag_jax.runtime.writers import Logged, check_usable, has_evaluation
 from qrag_jax.systems.config import SystemConfig

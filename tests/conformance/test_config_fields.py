@@ -20,8 +20,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax import systems
 from qrag_jax.errors import InputError, Rule
-from qrag_jax.runtime.config_fields import kinds_of, typed_fields
-from qrag_jax.runtime.saved_config import flat
+from qrag_jax.runtime.config_fields import flat, kinds_of, typed_fields
 from qrag_jax.systems import run_flags
 
 LLM = {"llm.url": "http://127.0.0.1:9/v1", "llm.model": "any"}

@@ -14,9 +14,21 @@ import pytest
 
 from qrag_jax import evaluators, metrics
 from qrag_jax.errors import InputError
-from qrag_jax.metrics import rows as kinds
-from qrag_jax.metrics.row_log import RowLog, begin, read_record, record_path, refuse_other
-from qrag_jax.metrics.rows import AgentRow, AnswerRow, Hop, Miss, RewriteRow, Searched, VerdictRow
+from qrag_jax.metrics import row_log as kinds
+from qrag_jax.metrics.row_log import (
+    AgentRow,
+    AnswerRow,
+    Hop,
+    Miss,
+    RewriteRow,
+    RowLog,
+    Searched,
+    VerdictRow,
+    begin,
+    read_record,
+    record_path,
+    refuse_other,
+)
 from qrag_jax.metrics.summaries import reward_row
 from tests.evaluators.shown_pages import prediction
 from tests.retrieval_logs import played_rows

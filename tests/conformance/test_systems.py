@@ -23,8 +23,8 @@ from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.export import export_language_model
 from qrag_jax.models.first_language_model import load_language_model
+from qrag_jax.runtime.config_fields import CONFIG_NAME, flat, read_fields, save_config
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields, save_config
 from qrag_jax.systems import run_flags, training
 from qrag_jax.systems.q_rag.run import SavedRun, export
 from qrag_jax.systems.scoring import ScoreOptions, score_run

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from qrag_jax.metrics.rows import OF_PARTS, Prediction
+from qrag_jax.metrics.row_log import OF_PARTS, Prediction
 from qrag_jax.rollouts.trajectories import TokenTrajectory, Turn
 
 # Texts that would run, or end what holds them, if a page read them as HTML or JavaScript.

@@ -16,7 +16,7 @@ from qrag_jax.feedback.llm import Question
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics.facts import chunk_filter, fact_recall
-from qrag_jax.metrics.rows import ANSWERS, HOPS, Hop, Miss, Row, Searched
+from qrag_jax.metrics.row_log import ANSWERS, HOPS, Hop, Miss, Row, Searched
 
 NONE = chunk_filter("none")
 LOG = Path("log.jsonl")

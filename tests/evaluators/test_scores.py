@@ -23,7 +23,7 @@ from qrag_jax.evaluators.episodes import TrainingScores
 from qrag_jax.feedback.rewards import EpisodeRewards
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.facts import until_found
-from qrag_jax.metrics.rows import Hop, RewriteRow, Searched
+from qrag_jax.metrics.row_log import Hop, RewriteRow, Searched
 from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import StopSignal

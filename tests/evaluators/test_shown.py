@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from qrag_jax.evaluators.evaluation import sampler
-from qrag_jax.metrics import rows as logs
-from qrag_jax.metrics.rows import AgentRow, Hop, RewriteRow, Row, Searched
+from qrag_jax.metrics import row_log as logs
+from qrag_jax.metrics.row_log import AgentRow, Hop, RewriteRow, Row, Searched
 from qrag_jax.show import page
 from qrag_jax.show import shown as shown_run
 from tests.evaluators.shown_pages import HOSTILE, prediction, read_page

@@ -18,7 +18,7 @@ from qrag_jax.metrics.facts import (
     qvalue,
     summarise,
 )
-from qrag_jax.metrics.rows import Row
+from qrag_jax.metrics.row_log import Row
 from qrag_jax.metrics.stopping import OBJECTIVES, choose, sweep_thresholds
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from qrag_jax.metrics.answers import normalise
 from qrag_jax.metrics.bootstrap import crossed_interval, mean_interval
-from qrag_jax.metrics.rows import OF_PARTS, AgentRow, AnswerRow, Hop, Miss, Prediction, Searched
+from qrag_jax.metrics.row_log import OF_PARTS, AgentRow, AnswerRow, Hop, Miss, Prediction, Searched
 from qrag_jax.metrics.summaries import (
     agent_summary,
     answer_scores,

@@ -13,9 +13,8 @@ import numpy as np
 import pytest
 
 from qrag_jax.policies import soft_q
-from qrag_jax.policies.document_scores import BLOCK, Searches, make_best_chunks, padded_chunks
 from qrag_jax.policies.plackett_luce import NOTHING, draw, entropy, greedy, log_prob
-from qrag_jax.policies.soft_q import MASKED
+from qrag_jax.policies.soft_q import BLOCK, MASKED, Searches, make_best_chunks, padded_chunks
 from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
 from tests import reference
 from tests.devices import mesh_of

@@ -24,7 +24,7 @@ import pytest
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import writers
-from qrag_jax.runtime.saved_config import LogConfig
+from qrag_jax.runtime.config_fields import LogConfig
 from qrag_jax.runtime.writers import Line, Logged, MetricWriter, Opened, Sender, read_metrics
 from tests.entry_points import ROOT
 
@@ -178,7 +178,7 @@ def test_what_a_tracker_lacks_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_pa
 WRITER = """
 import json, math, os, signal, sys, time
 from pathlib import Path
-from qrag_jax.runtime.saved_config import LogConfig
+from qrag_jax.runtime.config_fields import LogConfig
 from qrag_jax.runtime.writers import Logged, MetricWriter, check_usable
 
 workdir, to, resume, last, ends = json.loads(sys.argv[1])

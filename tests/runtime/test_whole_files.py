@@ -23,7 +23,7 @@ from safetensors.numpy import save_file
 from qrag_jax.data.records import read_text
 from qrag_jax.errors import InputError
 from qrag_jax.learners.state import encoder_key
-from qrag_jax.metrics.rows import RETRIEVALS
+from qrag_jax.metrics.row_log import RETRIEVALS
 from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.whole_files import check_links
 from tests.entry_points import ROOT

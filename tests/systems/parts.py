@@ -8,7 +8,7 @@ from ml_collections import ConfigDict
 
 from qrag_jax.data.loading import LoadedSamples, load_split
 from qrag_jax.data.sample import Split
-from qrag_jax.runtime.saved_config import CONFIG_NAME
+from qrag_jax.runtime.config_fields import CONFIG_NAME
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag.config import QRagConfig
 from qrag_jax.systems.q_rag.run import SavedRun

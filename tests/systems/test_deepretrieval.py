@@ -24,7 +24,7 @@ from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.feedback.rewrite import GuardsConfig
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.ranking import ndcg, ranking_columns
-from qrag_jax.metrics.rows import REWRITES, RewriteRow
+from qrag_jax.metrics.row_log import REWRITES, RewriteRow
 from qrag_jax.retrieval.bm25 import BM25Index
 from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.multi_step import SingleStepSearch

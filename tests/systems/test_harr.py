@@ -19,7 +19,7 @@ from ml_collections import ConfigDict
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments.rag import named
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.metrics.rows import AGENTS
+from qrag_jax.metrics.row_log import AGENTS
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.harr.system import Harr
 from qrag_jax.systems.scoring import Questions, Way

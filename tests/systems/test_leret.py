@@ -28,7 +28,7 @@ from qrag_jax.environments.queries import (
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.pairs import StateKey, StatePairs, Try
 from qrag_jax.llm.text import prompts
-from qrag_jax.metrics.rows import Hop
+from qrag_jax.metrics.row_log import Hop
 from qrag_jax.rollouts.token_episodes import Episode, Speech
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.interrupt import Stopped, StopSignal

@@ -21,8 +21,8 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.metrics.row_log import differing
 from qrag_jax.models.first_encoder import prepare_encoder
+from qrag_jax.runtime.config_fields import flat, save_config
 from qrag_jax.runtime.run import Run
-from qrag_jax.runtime.saved_config import flat, save_config
 from qrag_jax.systems.config import load_config
 from qrag_jax.systems.q_rag.config import QRagConfig, fill_from_saved, settled
 from qrag_jax.systems.q_rag.run import SavedRun

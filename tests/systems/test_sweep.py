@@ -13,7 +13,7 @@ import pytest
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import newest_log
 from qrag_jax.metrics.bootstrap import crossed_interval
-from qrag_jax.metrics.rows import AGENTS, HOPS, REWRITES, AgentRow, Hop, RewriteRow, Searched
+from qrag_jax.metrics.row_log import AGENTS, HOPS, REWRITES, AgentRow, Hop, RewriteRow, Searched
 from qrag_jax.sweep import Plan, compared, main_score, question_scores, seeds_of, sets_of
 from tests.entry_points import ROOT
 

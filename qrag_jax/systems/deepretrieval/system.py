@@ -52,7 +52,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.bootstrap import columns_of, means, score_table
-from qrag_jax.metrics.rows import REWRITES, RewriteRow
+from qrag_jax.metrics.row_log import REWRITES, RewriteRow
 from qrag_jax.retrieval.boolean_search import parse_boolean
 from qrag_jax.retrieval.index_folder import BOOLEAN
 from qrag_jax.retrieval.protocol import Passage
@@ -69,9 +69,9 @@ from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Episode, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime import hosts
+from qrag_jax.runtime.config_fields import has_begun
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log
-from qrag_jax.runtime.saved_config import has_begun
 from qrag_jax.systems import scoring, token_system
 from qrag_jax.systems.deepretrieval.config import RL, SCRIPT, TALKATIVE, RewriteConfig
 from qrag_jax.systems.scoring import Logs, Predictor, ScoreOptions, Way

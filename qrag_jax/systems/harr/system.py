@@ -39,7 +39,7 @@ from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.outcomes import Failure, Request
 from qrag_jax.llm.text import generation, prompts
 from qrag_jax.metrics.bootstrap import gains, score_table
-from qrag_jax.metrics.rows import AGENTS, REWARDS, AgentRow
+from qrag_jax.metrics.row_log import AGENTS, REWARDS, AgentRow
 from qrag_jax.metrics.summaries import agent_columns, agent_summary, pass_at
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.first_encoder import FOLDER, check_origin, prepare_encoder
@@ -50,19 +50,18 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.index_folder import CORPUS, EXACT
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts import pool_search
-from qrag_jax.rollouts.block_shapes import blocks_of
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, questions_at
 from qrag_jax.rollouts.pool_search import HopBatch, Rewarded, StateRows
 from qrag_jax.rollouts.schedule import Counts, draw_keys
-from qrag_jax.rollouts.text_table import MeshTower
+from qrag_jax.rollouts.text_table import MeshTower, blocks_of
 from qrag_jax.rollouts.token_episodes import HOPELESS, AgentRollout, Asks, Episode, Start
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.aot import Program
+from qrag_jax.runtime.config_fields import check_split
 from qrag_jax.runtime.interrupt import StopSignal, wait_for
 from qrag_jax.runtime.mesh import shard_batch, shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
-from qrag_jax.runtime.saved_config import check_split
 from qrag_jax.systems import scoring
 from qrag_jax.systems.config import Drawn, drawn
 from qrag_jax.systems.harr import config as harr_config

@@ -33,7 +33,7 @@ from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_policy import row_log_probs
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import one_line
-from qrag_jax.metrics.rows import HOPS, Searched
+from qrag_jax.metrics.row_log import HOPS, Searched
 from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
 from qrag_jax.retrieval.corpus import pooled
 from qrag_jax.retrieval.protocol import Passage
@@ -44,9 +44,9 @@ from qrag_jax.rollouts.token_blocks import BlockShape
 from qrag_jax.rollouts.token_episodes import Episode, Start
 from qrag_jax.rollouts.trajectories import DONE, REWARD, TokenTrajectory
 from qrag_jax.runtime import hosts
+from qrag_jax.runtime.config_fields import has_begun, read_fields
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.runtime.saved_config import has_begun, read_fields
 from qrag_jax.runtime.whole_files import write_json
 from qrag_jax.systems import scoring, token_system
 from qrag_jax.systems.leret.config import PREFERENCE, SCRIPT, STYLED, LeretConfig

@@ -35,9 +35,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.feedback import pairs
 from qrag_jax.feedback.pairs import AP, StateKey, StatePairs, Try, choose, pairs_of
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.metrics.row_log import RowLog
-from qrag_jax.metrics.rows import Hop
-from qrag_jax.metrics.rows import Searched as SearchedRow
+from qrag_jax.metrics.row_log import Hop, RowLog
+from qrag_jax.metrics.row_log import Searched as SearchedRow
 from qrag_jax.rollouts.libraries import CorpusLibrary
 from qrag_jax.rollouts.schedule import draw_keys
 from qrag_jax.rollouts.token_episodes import Episode, Speech, Start

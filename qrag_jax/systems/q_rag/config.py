@@ -22,7 +22,7 @@ from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.models.first_encoder import LEFT_OPEN, EncoderConfig
 from qrag_jax.policies.soft_q import LEAST_BLOCK, SoftQConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
-from qrag_jax.runtime import saved_config
+from qrag_jax.runtime import config_fields
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.runtime.retriever_config import BEAM_SCORES, NO_POSITIONS, Search
@@ -141,7 +141,7 @@ class QRagConfig(SystemConfig):
             return self.train.host_batch(devices, hosts)
         size, parts = self.imitate.batch_size, devices * self.train.accumulation
         of = "devices × config.train.accumulation × config.imitate.shared_by"
-        saved_config.check_split("imitate.batch_size", size, parts * self.imitate.shared_by, of)
+        config_fields.check_split("imitate.batch_size", size, parts * self.imitate.shared_by, of)
         return size // hosts
 
     @property

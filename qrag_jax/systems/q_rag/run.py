@@ -43,10 +43,10 @@ from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import retriever_config as retriever_file
 from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime.config_fields import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.mesh import make_mesh, shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import RetrieverConfig
-from qrag_jax.runtime.saved_config import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.whole_files import check_is_free, sha256, whole_folder
 from qrag_jax.systems.config import ADAPTER, CARD, TEMPLATES, load_config, without_folders
 from qrag_jax.systems.indexing import PassageEncoder, on_host, one_tower, scale_outside

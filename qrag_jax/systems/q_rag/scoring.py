@@ -29,18 +29,18 @@ from qrag_jax.feedback.facts import GROUND_TRUTH, fact_feedback
 from qrag_jax.learners.state import encoder_key
 from qrag_jax.metrics import facts
 from qrag_jax.metrics.bootstrap import columns_text
-from qrag_jax.metrics.rows import RETRIEVALS, Row, log_name
+from qrag_jax.metrics.row_log import RETRIEVALS, Row, log_name
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.embedding import Params
 from qrag_jax.retrieval.towers import Towers
 from qrag_jax.rollouts.beam_search import BeamSearch
-from qrag_jax.rollouts.block_shapes import choose_block_shapes
 from qrag_jax.rollouts.chunks import CHUNK, Actor, check_fit
+from qrag_jax.rollouts.text_table import choose_block_shapes
 from qrag_jax.runtime.aot import PeakMemory
+from qrag_jax.runtime.config_fields import CONFIG_NAME, check_split
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.plots import plot_lengths
-from qrag_jax.runtime.saved_config import CONFIG_NAME, check_split
 from qrag_jax.runtime.whole_files import write_json
 from qrag_jax.systems import scoring
 from qrag_jax.systems.config import chosen_places, load_config

@@ -38,14 +38,14 @@ from qrag_jax.learners.two_towers import PQNGradient
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.first_encoder import check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
-from qrag_jax.rollouts.block_shapes import choose_block_shapes, mean_rows
 from qrag_jax.rollouts.chunks import Actor, check_fit
 from qrag_jax.rollouts.experience import Batches, Deferred, Experience, ScoredEpisodes, Staged
+from qrag_jax.rollouts.text_table import choose_block_shapes, mean_rows
 from qrag_jax.runtime.aot import Program
+from qrag_jax.runtime.config_fields import check_split, save_config
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
-from qrag_jax.runtime.saved_config import check_split, save_config
 from qrag_jax.systems.config import chosen_places
 from qrag_jax.systems.q_rag.config import IMITATE, PQN, UNTIL_FOUND, QRagConfig, settled
 from qrag_jax.systems.training import MeshSystem, Opening

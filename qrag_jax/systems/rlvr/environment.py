@@ -24,7 +24,7 @@ from qrag_jax.evaluators.token_scores import episode_columns
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.llm.text.scaffolds import ChatRenderer, content_text
 from qrag_jax.metrics.bootstrap import columns_of, means, score_table, with_intervals
-from qrag_jax.metrics.rows import PREDICTIONS, scored_episodes
+from qrag_jax.metrics.row_log import PREDICTIONS, scored_episodes
 from qrag_jax.rollouts import environment_play
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Episode
