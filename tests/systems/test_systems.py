@@ -36,7 +36,7 @@ def test_a_system_in_one_file_is_trained_resumed_scored_and_exported(
     hits = {line["step"]: line["eval/hit"] for line in metric_lines(run) if "eval/hit" in line}
     assert [*hits] == [0, 20, 40]
     assert hits[40] > 0.7 > hits[0]
-    words = shlex.split(last)[3:]
+    words = shlex.split(last)[2:]  # behind qrag evaluate
     assert words == [f"--workdir={run}", f"--system={ROOT / 'examples' / 'bandit.py'}"]
     commands.succeed("evaluate", *words, "--checkpoint=last")
     summary = json.loads((run / "eval" / "summary.json").read_text())
