@@ -31,9 +31,9 @@ from qrag_jax.learners import update
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig, learning_rate_schedule, make_optimizer
 from qrag_jax.learners.state import TrainState, dropout_key, episode_keys
+from qrag_jax.models.compute.attention import rotate
 from qrag_jax.models.compute.lora import Adapted, merge, of_tower
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, first_of_its_kind, pull_back
-from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.embedding import Params
 from qrag_jax.policies import soft_q
 from qrag_jax.rollouts.chunks import CHUNK, STATE, Actor, Draws, Trajectory, positions_of, rollout

@@ -21,8 +21,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.environments import positions
 from qrag_jax.errors import Count, Positive
+from qrag_jax.models.compute.attention import rotate
 from qrag_jax.models.compute.precision import EXACT
-from qrag_jax.models.compute.rope import rotate
 from qrag_jax.runtime.mesh import BATCH_AXES, on_each
 
 MASKED = -1e30  # finite, so that a row without any action stays free of NaN

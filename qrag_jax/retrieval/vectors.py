@@ -4,8 +4,8 @@ The search looks at every vector, for chunk vectors that stand at positions: a p
 `<s, R(p)a>`, and its position p may depend on what was taken, so no engine holds the vectors to
 search for. They are read block by block, and only the best stay.
 
-Positions are those of `models.compute.rope.rotate`: each half of a vector (width H) is rotated by
-itself, its pair (2j, 2j + 1) by p·theta^(-2j/H) (Q-RAG, arXiv 2511.07328). Angles are float64, so
+Positions are those of `models.compute.attention.rotate`: each half of a vector (width H) is rotated
+by itself, its pair (2j, 2j + 1) by p·theta^(-2j/H) (Q-RAG, arXiv 2511.07328). Angles are float64, so
 they are exact to float32 at any position.
 """
 

@@ -16,9 +16,9 @@ from qrag_jax.environments import chunks as env
 from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import chunk_width, state_width
 from qrag_jax.errors import InputError
+from qrag_jax.models.compute.attention import rotate
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.ragged import BlockShapes, TokenRows, embed_rows
-from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.embedding import Params, TextEncoder
 from qrag_jax.policies import soft_q
 

@@ -15,13 +15,12 @@ import numpy as np
 import pytest
 
 from qrag_jax.errors import InputError
-from qrag_jax.models.compute.attention import causal_attention, padded_attention
+from qrag_jax.models.compute.attention import causal_attention, padded_attention, rotate
 from qrag_jax.models.compute.dropout import MULTIPLIER, row_digests
 from qrag_jax.models.compute.lora import linear
 from qrag_jax.models.compute.packing import Blocks, _sorted_sums, add_rows, choose_blocks, take_rows
 from qrag_jax.models.compute.precision import Precision, precision
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, first_of_its_kind
-from qrag_jax.models.compute.rope import rotate
 from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.runtime.platform import Platform
 from tests.episodes_maker import FIRST_WORD, VOCAB, tiny_encoder, tower

@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from qrag_jax.models.compute.attention import angles_at
 from qrag_jax.models.compute.lora import ADAPTER
 from qrag_jax.models.compute.precision import rounded_einsum
-from qrag_jax.models.compute.rope import angles_at
 from qrag_jax.models.trunks.transformer import LAYERS, Layer, Params, Transformer
 
 _LOWEST = -1e30

@@ -28,7 +28,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.errors import InputError, within
-from qrag_jax.models.compute.attention import Window, padded_attention, shared_attention
+from qrag_jax.models.compute.attention import (
+    Window,
+    angles_at,
+    padded_attention,
+    rotate_halves,
+    shared_attention,
+)
 from qrag_jax.models.compute.dropout import (
     ATTENTION_OUTPUT,
     EMBEDDINGS,
@@ -41,7 +47,6 @@ from qrag_jax.models.compute.dropout import (
 from qrag_jax.models.compute.lora import Linear, side_by_side
 from qrag_jax.models.compute.packing import Layout, from_rows, padded_layout, take_rows, to_rows
 from qrag_jax.models.compute.precision import Precision
-from qrag_jax.models.compute.rope import angles_at, rotate_halves
 from qrag_jax.runtime.config_fields import check_value, typed_fields
 from qrag_jax.runtime.mesh import Rules, everywhere, split_rules
 

@@ -29,10 +29,10 @@ from qrag_jax.errors import InputError
 from qrag_jax.learners.state import both, both_towers, encoder_key, params_shardings, place
 from qrag_jax.metrics.facts import FULL_BUDGET, table
 from qrag_jax.metrics.stopping import REPORT
+from qrag_jax.models.compute.attention import THETA
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import AUTO
-from qrag_jax.models.compute.rope import THETA
 from qrag_jax.models.embedding import Params, TextEncoder
 from qrag_jax.models.files import sentence_transformers
 from qrag_jax.models.files.weight_names import save_folder
