@@ -5,8 +5,8 @@ The search looks at every vector, for chunk vectors that stand at positions: a p
 search for. They are read block by block, and only the best stay.
 
 Positions are those of `models.compute.attention.rotate`: each half of a vector (width H) is rotated
-by itself, its pair (2j, 2j + 1) by p·theta^(-2j/H) (Q-RAG, arXiv 2511.07328). Angles are float64, so
-they are exact to float32 at any position.
+by itself, its pair (2j, 2j + 1) by p·theta^(-2j/H) (Q-RAG, arXiv 2511.07328). Angles are float64,
+so they are exact to float32 at any position.
 """
 
 from __future__ import annotations
