@@ -70,16 +70,12 @@ FILTER = flags.DEFINE_string("filter", None, f"With --log: one of {', '.join(FIL
 THRESHOLD = flags.DEFINE_float("threshold", None, "For qvalue: stop at the first Q <= this.")
 STEPS = flags.DEFINE_integer("steps", None, "For retrieval_step: how many chunks to keep.")
 
-# Flag → the systems that read it.
-READ_BY = {"retrievers": ("rlvr",), "sampled": ("harr", "rlvr"), "chunks": ("q_rag",)}
-
 
 def main() -> int:
     if LOG.value:
         return _of_log(Path(LOG.value))
     workdir, config = Path(flags.FLAGS.workdir), flags.FLAGS.config
-    system = config.get("system")
-    commandline.refuse_unread(READ_BY, system, "runs of ")
+    run_flags.refuse_flags(("retrievers", "sampled", "chunks"), config.system)
     counts = _counts("samples", SAMPLES.value, least=0)
     options = ScoreOptions(
         checkpoint=flags.FLAGS.checkpoint,
@@ -98,9 +94,6 @@ def main() -> int:
 
 
 def _lengths(workdir: Path, config: ConfigDict, options: ScoreOptions, counts: list[int]) -> int:
-    from qrag_jax.systems.q_rag.run import SavedRun
-    from qrag_jax.systems.q_rag.scoring import score_lengths
-
     chunks = _counts("chunks", CHUNKS.value)
     if len(counts) > len(chunks) or not min(counts):
         raise InputError(
@@ -112,8 +105,9 @@ def _lengths(workdir: Path, config: ConfigDict, options: ScoreOptions, counts: l
     embeddings = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None
     how: Any = {"every_story": EVERY_STORY.value, "embeddings": embeddings}
     with writing(OUT.value or workdir / "lengths", "--out"), StopSignal() as stop:
-        run = SavedRun.open(workdir, config), options, samples, stop
-        return resumable(lambda: score_lengths(*run, **how), "what is played")
+        what = workdir, config, options, samples, stop
+        played = systems.kind(config).score_lengths
+        return resumable(lambda: played(*what, **how), "what is played")
 
 
 def _counts(name: str, words: Sequence[str], least: int = 1) -> list[int]:
@@ -154,7 +148,7 @@ def _of_log(log: Path) -> int:
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags that a run's config gives; a log alone needs none."""
     if run_flags.argument(argv, "log") is None:
-        run_flags.define(argv, tuple(systems.SYSTEMS), outside=True)
+        run_flags.define(argv, outside=True)
 
 
 if __name__ == "__main__":

@@ -40,50 +40,38 @@ from qrag_jax.runtime.whole_files import check_is_free, whole_folder, writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.config import ADAPTER, CARD, TEMPLATES, without_folders
 from qrag_jax.systems.scoring import SUMMARY, mesh_of_run, saved_params
+from qrag_jax.systems.token_system import TokenSystem
 
-# Systems whose language models can be exported: their names for readers, and what models learn
-EXPORTED = {
-    "rlvr": ("RLVR", "search with tools"),
-    "leret": ("LeReT", "write search queries, one at each hop"),
-    "deepretrieval": ("DeepRetrieval", "rewrite search queries"),
-}
 _PRIVATE = ("engine.email", "engine.url", "llm.url", "reranker.url")  # not on a card
 _PARTS = ("scores", "collections")  # of a summary
 
 
 def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_string("out", None, "Folder to write; new or empty.")
-    run_flags.define(argv, (run_flags.Q_RAG, *EXPORTED), plays=False, outside=True)
+    run_flags.define(argv, "export", plays=False, outside=True)
 
 
 def main() -> int:
     if not flags.FLAGS.out:
         raise InputError("give the folder to write, for example --out=exported.")
     out = Path(flags.FLAGS.out).expanduser()
-    workdir, config = Path(flags.FLAGS.workdir), flags.FLAGS.config
-    which = flags.FLAGS.checkpoint
+    workdir, config, which = flags.FLAGS.workdir, flags.FLAGS.config, run_flags.given_checkpoint()
+    kind = systems.kind(config)
     with writing(out, "--out"):
-        if config.get("system") in EXPORTED:
-            export_language_model(workdir, config, which, out)
-        elif config.get("system", run_flags.Q_RAG) != run_flags.Q_RAG:
-            with systems.saved_system(workdir, config, which) as (system, state, _):
-                if not hasattr(system, "export"):
-                    raise InputError(f"the system {config.system!r} has no export(state, out).")
-                out.mkdir(parents=True, exist_ok=True)
-                system.export(state, out)
+        if issubclass(kind, TokenSystem):
+            export_language_model(kind, Path(workdir), config, which or "best", out)
         else:
-            from qrag_jax.systems.q_rag.run import SavedRun, export
-
-            run = SavedRun.open(workdir, config)
-            export(run, run.chosen(run_flags.given_checkpoint()), out)
+            kind.export_run(Path(workdir), config, which, out)
     print("\n".join(str(path) for path in sorted(out.iterdir(), key=lambda p: (p.is_file(), p))))
     return 0
 
 
-def export_language_model(workdir: Path, raw: ConfigDict, which: str, out: Path) -> None:
+def export_language_model(
+    kind: type[TokenSystem[Any]], workdir: Path, raw: ConfigDict, which: str, out: Path
+) -> None:
     """Writes a checkpoint's model, its adapters if it has any, and the model card."""
     check_is_free(out)
-    config: Any = run_flags.config_of(raw.system).of(raw)
+    config = kind.SETTINGS.of(raw)
     mesh = mesh_of_run(config, workdir)
     # Without the run's data; a state holds more than the policy's parameters, which alone are read.
     model = prepare_language_model(
@@ -98,7 +86,7 @@ def export_language_model(workdir: Path, raw: ConfigDict, which: str, out: Path)
             f"the {which} checkpoint is of step 0, so this is the model as it was before training; "
             "--checkpoint=last exports the newest one"
         )
-    written = language_model_card(workdir, raw, f"{which} checkpoint of step {step}")
+    written = language_model_card(kind, workdir, raw, f"{which} checkpoint of step {step}")
     sizes, whole = config.model.lora.sizes, params
     if sizes is not None:
         whole = folded(Adapted(model.params, params), sizes.scale)
@@ -109,11 +97,13 @@ def export_language_model(workdir: Path, raw: ConfigDict, which: str, out: Path)
         (building / CARD).write_text(written, encoding="utf-8")
 
 
-def language_model_card(workdir: Path, raw: ConfigDict, checkpoint: str) -> str:
+def language_model_card(
+    kind: type[TokenSystem[Any]], workdir: Path, raw: ConfigDict, checkpoint: str
+) -> str:
     """The card of a language model; it names no folder of the training machine."""
     from huggingface_hub import ModelCard, ModelCardData
 
-    (title, learned), fields = EXPORTED[raw.system], without_folders(raw.to_dict())
+    fields = without_folders(raw.to_dict())
     for name in _PRIVATE:
         section, _, field = name.partition(".")
         fields.get(section, {}).pop(field, None)
@@ -125,8 +115,8 @@ def language_model_card(workdir: Path, raw: ConfigDict, checkpoint: str) -> str:
         ),
         template_path=str(TEMPLATES / "language_model.md"),
         name=workdir.resolve().name,
-        learned=learned,
-        title=title,
+        learned=kind.LEARNED,
+        title=kind.TITLE,
         checkpoint=checkpoint,
         base=fields["model"]["path"] or "a tiny decoder, made for the run",
         critic=fields.get("algorithm") == "ppo" and fields["ppo"]["critic"] != NONE,

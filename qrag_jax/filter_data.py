@@ -18,6 +18,7 @@ from typing import Any
 from absl import flags
 from ml_collections import ConfigDict
 
+from qrag_jax import systems
 from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.learners.state import encoder_key
@@ -29,11 +30,8 @@ from qrag_jax.runtime import commandline
 from qrag_jax.runtime.config_fields import FREE_FIELDS, flat
 from qrag_jax.runtime.whole_files import writing
 from qrag_jax.systems import run_flags
-from qrag_jax.systems.harr.config import HarrConfig
-from qrag_jax.systems.harr.system import AT_ONCE, INDEX, Harr
 from qrag_jax.systems.scoring import FIRST, Questions, ScoreOptions, Way, open_predictor, resumable
 
-HARR, EXAMPLE = HarrConfig.NAME, "configs/harr_grpo.py:tiny"
 OUT = flags.DEFINE_string("out", None, "File to write, or to go on with: NAME.jsonl.")
 ROLLOUTS = flags.DEFINE_integer("rollouts", 8, "Episodes of each question.", lower_bound=2)
 LEAST_STD = flags.DEFINE_float(
@@ -47,16 +45,11 @@ _OF_TRAINING = ("train.", "optimizer.", "grpo.", "ppo.", "algorithm", "eval.", "
 
 
 def define_flags(argv: Sequence[str]) -> None:
-    run_flags.define(argv, (HARR,), or_experiment=True)
+    run_flags.define(argv, "filter_data", or_experiment=True)
 
 
 def main() -> int:
-    workdir, config = run_flags.experiment_or_run()
-    if config.get("system") != HARR:
-        raise InputError(
-            f"--config is an experiment of {config.get('system')}, which has no agent; give one of "
-            f"{HARR}, for example --config={EXAMPLE}."
-        )
+    workdir, config = run_flags.experiment_or_run("filter_data")
     out = Path(OUT.value or "")
     if out.suffix != ".jsonl":
         raise InputError(f"--out={out}: give the file to write, for example --out=varied.jsonl.")
@@ -73,9 +66,10 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
     GRPO learns nothing from a question whose episodes all have the same reward. The draws of an
     episode depend on the number of its question and of its member alone.
     """
-    config, count, least_std = HarrConfig.of(raw), ROLLOUTS.value, LEAST_STD.value
+    count, least_std = ROLLOUTS.value, LEAST_STD.value
+    config = (kind := systems.kind(raw)).SETTINGS.of(raw)
     folder = workdir or log.with_suffix(".files")  # of encoder and index
-    free = (*FREE_FIELDS, *HarrConfig.FREE_FIELDS, *_OF_TRAINING)
+    free = (*FREE_FIELDS, *kind.SETTINGS.FREE_FIELDS, *_OF_TRAINING)
     fields = {n: v for n, v in flat(raw.to_dict()).items() if not n.startswith(free)}
     settings: dict[str, Any] = {"config": fields, "rollouts": count}
     if RESTART.value:
@@ -83,10 +77,10 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
     others = refuse_other(log, settings)  # before anything is computed
     if others and not (workdir or log.exists()):
         # Encoder and index next to the log are of other settings.
-        for name in (FOLDER, INDEX):
+        for name in (FOLDER, kind.INDEX):
             shutil.rmtree(folder / name, ignore_errors=True)
         begin(log, settings)
-    with open_predictor(Harr, raw, workdir, ScoreOptions(""), folder=folder) as player:
+    with open_predictor(kind, raw, workdir, ScoreOptions(""), folder=folder) as player:
         system = player.system
         params = player.weights(flags.FLAGS.checkpoint if workdir else FIRST).params
         settings |= {
@@ -109,7 +103,7 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
                 rows.append(reward_row((gold.id, gold.question), rewards, least_std))
             return rows
 
-        asked = Questions(REWARDS, system.inputs.train, max(1, AT_ONCE // count))
+        asked = Questions(REWARDS, system.inputs.train, max(1, kind.AT_ONCE // count))
         asked.into(log, Way(log.stem, "rewards", play, settings), player.stop, restart=False)
 
 

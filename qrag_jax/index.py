@@ -31,6 +31,7 @@ from typing import Any
 import jax
 from absl import flags
 
+from qrag_jax import systems
 from qrag_jax.data.corpora import ALL, Columns
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute import precision
@@ -84,7 +85,7 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_enum("pooling", "", ["", *POOLINGS], "With --encoder: instead of its own.")
     flags.DEFINE_enum("compute", precision.AUTO, precision.NAMES, "With --encoder: the dtype.")
     if run_flags.argument(argv, "workdir") is not None:
-        run_flags.define(argv, plays=False)
+        run_flags.define(argv, "index", plays=False)
     else:
         flags.DEFINE_string("workdir", None, "Folder of a trained run.")
 
@@ -119,11 +120,8 @@ def _encoder(engine: str, out: Path, changes: bool) -> indexing.PassageEncoder |
     if not values.encoder:  # a run has its own, which --config.FIELD=VALUE changes
         commandline.refuse_unread(OF_ENCODER, "--workdir")
     if values.workdir:
-        from qrag_jax.systems.q_rag.run import SavedRun
-
-        run = SavedRun.open(Path(flags.FLAGS.workdir), values.config, host_mesh)
-        which = run.chosen(run_flags.given_checkpoint())
-        return indexing.PassageEncoder.of_run(run, run.trained(which)[0])
+        encoder_of = systems.kind(values.config).passage_encoder
+        return encoder_of(Path(values.workdir), values.config, run_flags.given_checkpoint())
     if not values.encoder:
         return None
     enable_persistent_cache()

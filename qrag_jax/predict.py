@@ -23,9 +23,7 @@ from absl import flags
 from ml_collections import ConfigDict
 
 from qrag_jax import systems
-from qrag_jax.data.corpora import read_query_list
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.row_log import REWRITES
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.whole_files import writing
@@ -40,10 +38,6 @@ from qrag_jax.systems.scoring import (
     resumable,
 )
 
-EXAMPLE = "configs/rlvr.py:smol"
-RLVR, LERET, DEEPRETRIEVAL = SYSTEMS = ("rlvr", "leret", "deepretrieval")
-# Flag → the system that reads it.
-READ_BY = dict.fromkeys(("sampled", "retriever"), (RLVR,))
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to ask, 0 for all.", lower_bound=0)
 SAMPLED = flags.DEFINE_integer(
     "sampled",
@@ -64,7 +58,7 @@ RESTART = flags.DEFINE_bool("restart", False, "Throw the file away instead of go
 
 def define_flags(argv: Sequence[str]) -> None:
     """Defines the flags of the experiment, or of the run that is named."""
-    run_flags.define(argv, SYSTEMS, CHECKPOINTS, or_experiment=True)
+    run_flags.define(argv, "predict", CHECKPOINTS, or_experiment=True)
 
 
 def main() -> int:
@@ -87,22 +81,20 @@ def main() -> int:
         return status
     count = len(player.asked)
     print(f"{count * draws} rows of {count} questions, {weights.label}: {out}")
-    if config.system == DEEPRETRIEVAL:
-        from qrag_jax.systems.deepretrieval.system import rewritten_lines
-
-        print("\n".join(rewritten_lines(REWRITES.read(out))))
+    for line in player.system.without_result(player.rows.read(out)):
+        print(line)
     return 0
 
 
 def _asked(kind: Any, workdir: Path | None, config: ConfigDict, out: Path | None) -> dict[str, Any]:
     """Which questions are asked; if they are others than the run's, also what they search."""
     asked, fields = dict[str, Any](), kind.OF_QUESTIONS if kind.SEARCH else ()
-    if config.system == DEEPRETRIEVAL and QUESTIONS.value:
+    if QUESTIONS.value and (asked := kind.listed(QUESTIONS.value)):
+        fields = ()
         if out is None:
             raise InputError(
                 "give the file to write for --questions, for example --out=rewritten.jsonl."
             )
-        asked["listed"], fields = read_query_list(Path(QUESTIONS.value).expanduser()), ()
     if workdir and are_others(workdir, config, fields, out) and out:
         asked["search"] = out.with_suffix(".search")
     return asked
@@ -110,16 +102,10 @@ def _asked(kind: Any, workdir: Path | None, config: ConfigDict, out: Path | None
 
 def _config() -> tuple[Path | None, ConfigDict]:
     """The run's folder and the config, with the questions and the retriever of the command line."""
-    workdir, config = run_flags.experiment_or_run()
-    system = config.get("system")
+    workdir, config = run_flags.experiment_or_run("predict")
     if not workdir and not OUT.value:
         raise InputError("give the file to write, for example --out=predictions.jsonl.")
-    if not workdir and system != RLVR:
-        raise InputError(
-            f"--config is an experiment of {system}; give one of {RLVR}, for example "
-            f"--config={EXAMPLE}, or a run of {LERET} or {DEEPRETRIEVAL} by --workdir."
-        )
-    commandline.refuse_unread(READ_BY, system, "runs of ")
+    run_flags.refuse_flags(("sampled", "retriever"), config.system)
     config = config.copy_and_resolve_references()
     config.eval.samples = SAMPLES.value
     if "part" in config.eval:

@@ -87,7 +87,7 @@ def shown(path: Path, most: int) -> tuple[Data, Data | None]:
             "one, and so does a training with config.train.log_episodes above 0."
         )
     config, name = object_in(folder / CONFIG_NAME), folder.resolve().name
-    system = str(config.get("system", "q_rag" if "pqn" in config else ""))
+    system = str(config.get("system", ""))
     run = {"title": name, "system": system, "curves": curves, "notes": notes}
     return run, _section(path, name, flat(config), log, most) if has_log else None
 

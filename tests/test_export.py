@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from configs import hotpotqa
+from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.export import export_language_model, language_model_card
 from qrag_jax.metrics.stopping import REPORT
@@ -279,7 +280,7 @@ def test_transformers_and_peft_compute_what_was_trained(tmp_path: Path) -> None:
         lm = system.inputs.model.model
         params = attach(Adapted(system.base[0], state.params), lm.lora_scale)
         ours = np.asarray(lm.logits(params, jnp.asarray(tokens), jnp.array([tokens.shape[1]])))
-    export_language_model(workdir, config, "last", out)
+    export_language_model(systems.kind(config), workdir, config, "last", out)
     kind = transformers.AutoModelForCausalLM
     with torch.no_grad():
         ids = torch.tensor(tokens).long()
@@ -298,6 +299,6 @@ def test_a_card_shows_no_folder_or_server_of_the_training_machine() -> None:
     config.queries.train = "/home/me/scifact,train;/home/me/nfcorpus,train"
     config.model.path = "/home/me/models/chat"
     config.engine.url = config.llm.url = "http://within.example.org:8000"
-    card = language_model_card(Path("runs/none"), config, "best")
+    card = language_model_card(systems.kind(config), Path("runs/none"), config, "best")
     for hidden in ("/home", "within.example.org"):
         assert hidden not in card

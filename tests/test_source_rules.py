@@ -82,24 +82,15 @@ def test_imports_go_down() -> None:
 
 
 def test_only_the_registry_names_a_system() -> None:
-    """Other modules import none when they are imported, and a system none of another one ever.
-
-    A command may be for one system alone.
-    """
-    of_one = {"qrag_jax.filter_data": "harr"}
-
-    def system_of(module: str) -> str:
-        room, _, name = module.removeprefix("qrag_jax.").partition(".")
-        own = name.partition(".")[0]
-        return own if room == "systems" and own in SYSTEMS else of_one.get(module, "")
-
+    """No module outside a system's folder imports it or has its name as a value."""
+    folders = {name: f"qrag_jax.systems.{name}" for name in SYSTEMS}
     for module, tree in modules().items():
-        own = system_of(module)
-        # Functions and conditions (of types) are no part of what an import of the module runs.
-        lazy = (ast.FunctionDef, ast.ClassDef, ast.If)
-        at_once = ast.Module([node for node in tree.body if not isinstance(node, lazy)], [])
-        for name in imported(tree if own else at_once):
-            assert system_of(name) in ("", own), f"{module} imports {name}"
+        of = next((name for name, folder in folders.items() if module.startswith(folder)), "")
+        for name in imported(tree):
+            own = f"{name}.".startswith(f"{folders.get(of)}.")
+            assert own or not name.startswith(tuple(folders.values())), f"{module} imports {name}"
+        texts = {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
+        assert module.endswith("systems.__init__") or not texts & (SYSTEMS.keys() - {of}), module
 
 
 def test_pinned_versions_have_hashes_no_address_and_fit_the_package() -> None:

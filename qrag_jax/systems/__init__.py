@@ -94,8 +94,17 @@ class System(Protocol):
     def programs(self) -> list[Program]: ...
     def evaluate(self, state: Any, step: int, stop: StopSignal) -> Evaluation: ...
 
-    # Optional: `export(self, state, out: Path)` writes what `qrag export` of a system outside the
-    # package puts in the new folder `out`.
+    @classmethod
+    def export_run(cls, workdir: Path, config: ConfigDict, checkpoint: str, out: Path) -> None:
+        """Writes a run's checkpoint ("": the best) into the new folder `out`: `qrag export`.
+
+        A class of your own has `export(self, state, out: Path)`, or has nothing to export.
+        """
+        if (export := getattr(cls, "export", None)) is None:
+            raise InputError(f"the system {config.system!r} has no export(state, out).")
+        with saved_system(workdir, config, checkpoint or "best") as (system, state, _):
+            out.mkdir(parents=True, exist_ok=True)
+            export(system, state, out)
 
 
 def check(config: ConfigDict) -> type[System]:

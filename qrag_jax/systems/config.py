@@ -40,6 +40,12 @@ class SystemConfig:
     # resumed run may have other values.
     FREE_FIELDS: ClassVar[tuple[str, ...]] = ()
     PATHS: ClassVar[tuple[str, ...]] = ()  # of data whose digests are kept
+    # Commands for its runs besides `evaluate`; those that take its experiments, too; and the flags
+    # for some systems alone that it reads
+    COMMANDS: ClassVar[tuple[str, ...]] = ()
+    UNTRAINED: ClassVar[tuple[str, ...]] = ()
+    FLAGS: ClassVar[tuple[str, ...]] = ()
+    EVALUATED_BY_MODEL: ClassVar[bool] = True  # evaluations ask the language model of section llm
     seed: int = 42  # of the shuffle, the policy's draws and random weights
     # steps traced into workdir/profile after the first two of a start, 0: none
     profile: Natural = 0
@@ -96,10 +102,15 @@ class SystemConfig:
         return []
 
     @classmethod
+    def fill_open(cls, config: ConfigDict, saved: ConfigDict) -> None:
+        """Fills open fields of `config` with the values that were settled when the run began."""
+
+    @classmethod
     def resume(cls, raw: ConfigDict, run: Run) -> None:
         """Refuses to go on with a run under another config than its own."""
         if run.has_begun:
             saved = load_config(run.config_path)
+            cls.fill_open(raw, saved)
             run.check_config(saved, raw, cls.FREE_FIELDS, cls.PATHS)
 
 

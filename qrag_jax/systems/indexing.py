@@ -26,7 +26,7 @@ import itertools
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import grain
 import jax
@@ -42,6 +42,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.learners.state import both_towers, params_shardings
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.models.compute.lora import Adapted, folded
+from qrag_jax.models.compute.packing import Blocks
+from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.embedding import Params, TextEncoder
 from qrag_jax.models.files.model_folder import resolve_folder
 from qrag_jax.models.files.sentence_transformers import (
@@ -73,7 +75,7 @@ from qrag_jax.retrieval.corpus import StoredCorpus
 from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, NAME, QDRANT, read_manifest
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers, tower_digest
-from qrag_jax.rollouts.chunks import CHUNK
+from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.rollouts.text_table import Embed, MeshTower, blocks_of, make_embed, padded_rows
 from qrag_jax.runtime import hosts, retriever_config, whole_files
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
@@ -81,9 +83,6 @@ from qrag_jax.runtime.mesh import make_mesh, shard_batch
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import MINILM, find_minilm
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig, passage_text
-
-if TYPE_CHECKING:
-    from qrag_jax.systems.q_rag.run import SavedRun
 
 PIECE = 1024  # passages tokenised at a time
 
@@ -198,14 +197,6 @@ class PassageEncoder:
     title_separator: str = TITLE_SEPARATOR  # between a passage's title and its text
 
     @classmethod
-    def of_run(cls, run: SavedRun, params: Params | Adapted) -> PassageEncoder:
-        """The tower of chunks of a run; passages are cut at `config.data.max_chunk_tokens`."""
-        data, config, loaded = run.config.data, run.config.encoder, run.loaded
-        most = min(data.max_chunk_tokens, loaded.encoder.max_positions)
-        how = most, config, data.passage_separator
-        return cls(run.mesh, params, run.shardings, loaded, *how)
-
-    @classmethod
     def of_folder(
         cls,
         path: str,
@@ -316,6 +307,35 @@ def own_prefix(tokenizer: TextTokenizer) -> tuple[int, ...]:
     if ids[: len(opening)] != opening or ids[len(opening) :][-1:] != [tokenizer.sep_id]:
         return ()
     return tuple(ids[len(opening) : -1])
+
+
+def exported_towers(
+    folder: Path, config: RetrieverConfig, form: RowForm, dtype: str
+) -> Iterator[MeshTower]:
+    """The towers of states and of chunks of an export, on all devices of this process."""
+    mesh, how = make_mesh(), EncoderConfig(dtype=dtype or AUTO)
+    state, chunk = (
+        load_encoder(folder / tower.folder, how, platform=Platform.of(mesh))
+        for tower in (config.state, config.chunk)
+    )
+    shardings = params_shardings(mesh, state.trunk.partition_rules(), state.stored)
+    params = both_towers(shardings, state.stored, chunk.stored)
+    return mesh_towers(mesh, shardings, [state.encoder, chunk.encoder], params, form)
+
+
+def mesh_towers(
+    mesh: Mesh,
+    shardings: Any,
+    encoders: Sequence[TextEncoder],
+    params: Params | Adapted,
+    form: RowForm,
+    *,
+    blocks: Sequence[Blocks | None] = (None, None),
+) -> Iterator[MeshTower]:
+    """The towers of states and of chunks, whose parameters are stacked; `blocks`: see MeshTower."""
+    for number, tokens in ((STATE, form.state_tokens), (CHUNK, form.chunk_tokens)):
+        how: Any = {"number": number, "row_tokens": tokens, "blocks": blocks[number]}
+        yield MeshTower(mesh, shardings, encoders[number], params, **how)
 
 
 # ---------------------------------------------------------------- an index is built

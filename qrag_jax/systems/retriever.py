@@ -123,7 +123,7 @@ def of_export(folder: Path, settings: LoadSettings) -> Backend:
     else:
         config.check_weights(folder)
         if by_jax:
-            from qrag_jax.systems.q_rag.run import exported_towers
+            from qrag_jax.systems.indexing import exported_towers
 
             computed = exported_towers(folder, config, form, settings.dtype)
         else:
@@ -195,9 +195,13 @@ class Retriever:
                 f"folder for the backend {settings.backend}."
             )
         if kind == RUN:
-            from qrag_jax.systems.q_rag.run import of_run
+            from qrag_jax import systems
+            from qrag_jax.systems.config import load_config
 
-            return Retriever(of_run(path, settings.checkpoint, settings.dtype), path, settings)
+            if not hasattr(system := systems.kind(given := load_config(config)), "backend"):
+                raise InputError(f"{path} is a run of {given.system}, which trains no retriever.")
+            of_run = system.backend(path, given, settings.checkpoint, settings.dtype)
+            return Retriever(of_run, path, settings)
         if str(source) == BM25:
             return SingleStepRetriever(None, settings)
         # A hub name has the form of a path; where its first part is a folder here, it is none.

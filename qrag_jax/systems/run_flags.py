@@ -19,14 +19,13 @@ from qrag_jax import systems as registry
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import OF_VLLM
 from qrag_jax.runtime import commandline, own_code
-from qrag_jax.runtime.config_fields import CONFIG_NAME, flat, read_fields
+from qrag_jax.runtime.config_fields import CONFIG_NAME, flat
 from qrag_jax.runtime.writers import has_evaluation
 
 if TYPE_CHECKING:
     from qrag_jax.systems.config import SystemConfig
     from qrag_jax.systems.retriever import Retriever
 
-Q_RAG = "q_rag"
 # Fields that may name a file of Python that runs when the data are read or episodes are played.
 CODE_FIELDS = (
     *("data.path", "eval.path", "agent.path", "rubric.path", "tools.path"),
@@ -43,9 +42,20 @@ def _is_ours(system: str) -> bool:
 
 
 def config_of(system: str) -> type[SystemConfig]:
-    """The layout of a system's config, whose module alone is imported; Q-RAG's from outside."""
-    name = system if _is_ours(system) else Q_RAG
+    """The layout of a system's config, whose module alone is imported; the first's from outside."""
+    name = system if _is_ours(system) else next(iter(registry.SYSTEMS))
     return importlib.import_module(f"{registry.__name__}.{name}.config").CONFIG
+
+
+def takers(what: str, name: str) -> list[str]:
+    """The systems that name a command or a flag in `COMMANDS`, `UNTRAINED` or `FLAGS`."""
+    return [each for each in registry.SYSTEMS if name in getattr(config_of(each), what)]
+
+
+def refuse_flags(names: Sequence[str], system: str) -> None:
+    """Refuses flags that this system does not read, each of which is for some systems alone."""
+    given = (name for name in names if flags.FLAGS[name].present)
+    commandline.refuse_unread({name: takers("FLAGS", name) for name in given}, system, "runs of ")
 
 
 class _NamesParser(tuple_parser.TupleParser):
@@ -152,17 +162,24 @@ def argument(argv: Sequence[str], name: str) -> str | None:
     return None
 
 
-def experiment_or_run() -> tuple[Path | None, ml_collections.ConfigDict]:
+def experiment_or_run(command: str) -> tuple[Path | None, ml_collections.ConfigDict]:
+    """The run's folder and its config, or an experiment of a system whose `UNTRAINED` has this."""
     if flags.FLAGS.workdir:
         return Path(flags.FLAGS.workdir), flags.FLAGS.config
     if flags.FLAGS["checkpoint"].present:
         raise InputError("--checkpoint is of a run; give its folder with --workdir.")
-    return None, given_experiment(flags.FLAGS["config"])
+    config = given_experiment(flags.FLAGS["config"])
+    if config.get("system") not in (known := takers("UNTRAINED", command)):
+        raise InputError(
+            f"--config is an experiment of {config.get('system')}, which qrag {command} does not "
+            f"play untrained; give one of {' or '.join(known)}, or a run by --workdir."
+        )
+    return None, config
 
 
 def define(
     argv: Sequence[str],
-    systems: Sequence[str] = (Q_RAG,),
+    command: str = "",
     checkpoints: Sequence[str] = ("best", "last"),
     *,
     plays: bool = True,
@@ -172,7 +189,8 @@ def define(
     """Defines the flags; `--config` is the run's saved config, updated by `--eval_config`.
 
     Args:
-        systems: those whose runs the command can read; `outside`: those of others, too.
+        command: its name in `SystemConfig.COMMANDS`; "": it is for all systems.
+        outside: whether it is for systems from outside the package, too.
         checkpoints: what `--checkpoint` may name; the first is the default.
         plays: whether the command reads the run's data, or plays episodes.
         or_experiment: without `--workdir`, `--config` is an experiment.
@@ -197,19 +215,17 @@ def define(
     path = Path(folder) / CONFIG_NAME
     if checkpoints[0] == "best" and argument(argv, "checkpoint") is None:
         _refuse_unscored(Path(folder))
-    system = read_fields(path).get("system", Q_RAG)
-    if outside and not _is_ours(system):
-        registry.register(system, argument(argv, "system") or "")
-    elif system not in systems:
-        raise InputError(
-            f"{folder} is a run of {system}, which this command cannot read; give a run of "
-            f"{' or '.join(systems)}."
-        )
     from qrag_jax.systems.config import load_config  # which imports jax
 
     config = load_config(path)
-    if file and system != Q_RAG:
-        raise InputError(f"--eval_config is for runs of {Q_RAG}; give --config.FIELD=VALUE.")
+    if not _is_ours(system := config.system) and outside:
+        registry.register(system, argument(argv, "system") or "")
+    elif not _is_ours(system) or (command and command not in config_of(system).COMMANDS):
+        known = takers("COMMANDS", command) if command else [*registry.SYSTEMS]
+        raise InputError(
+            f"{folder} is a run of {system}, which qrag {command} does not take; give a run of "
+            f"{' or '.join(known)}."
+        )
     if file:
         _replace_fields(config, file)
     if plays:
@@ -230,9 +246,9 @@ def _refuse_unscored(workdir: Path) -> None:
 def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
     """Refuses to run code because a folder of a run says so: folders are not trusted."""
     values = flat(config.to_dict())
-    system = values.get("system", Q_RAG)
-    # Q-RAG's evaluations ask no language model; the others' start its server if it has no address.
-    starts = system != Q_RAG and _is_ours(system) and "llm" not in config_of(system).unread(values)
+    # Evaluations that ask a language model start its server if it has no address.
+    layout = config_of(values["system"]) if _is_ours(values["system"]) else None
+    starts = layout and layout.EVALUATED_BY_MODEL and "llm" not in layout.unread(values)
     usual = _OF_SERVER if starts and not values["llm.url"] else {}
     for name in (*CODE_FIELDS, *PROGRAM_FIELDS, *usual):
         spec = values.get(name)
@@ -248,16 +264,16 @@ def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str])
 
 def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
     """Replaces fields of `config` by those of the config `file`; the sources all at once."""
-    from qrag_jax.systems.q_rag.config import fill_from_saved
-
     parser = config_flags.config_flags.ConfigFileFlagParser(name="eval_config")
     try:
         fields, saved = parser.parse(file), config.copy_and_resolve_references()
+        if (other := fields.get("system", config.system)) != config.system:
+            raise ValueError(f"it is of the system {other}, and the run of {config.system}")
         if "sources" in fields.get("data", {}):
             del config.data.sources
             config.data.sources = fields.data.sources
         config.lock().update(fields)
-        fill_from_saved(config, saved)  # FILE may leave these fields open
+        config_of(config.system).fill_open(config, saved)  # FILE may leave these fields open
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         reason = str(error).strip().split("\n")[-1].strip().removeprefix("ValueError: ")
         raise InputError(f"--eval_config={file}: {reason}") from None

@@ -270,7 +270,7 @@ class Predictor(Questions[Any, Any]):
             self.steps[which] = step
             return Weights(f"{which}-{step}", f"{which} checkpoint of step {step}", step, params)
         ends = {plan.kind: plan for plan in reversed(self._earlier)}
-        imitated = ends.get("sft") or ends.get("script")
+        imitated = ends.get(getattr(self.system.config, "IMITATION", ""))
         found = self.after(imitated) if imitated else None
         if found is None or isinstance(found.params, str):
             raise InputError(

@@ -44,6 +44,7 @@ class TokenConfig(SystemConfig):
     # Section of how episodes are played: `attempts`, since one that fails is played again, so often
     # in all; and `max_failed_share` of a list of episodes, above which the play pauses
     PLAYED: ClassVar[str]
+    COMMANDS: ClassVar[tuple[str, ...]] = ("predict", "export")
     IMITATION: ClassVar[str]  # the stage of scripted demonstrations, and its section
     TURNS: ClassVar[bool] = False  # an episode has several turns, each behind all before it
     stages: tuple[str, ...]

@@ -218,6 +218,8 @@ class TokenSystem(MeshSystem[Config]):
     """See `systems.System`."""
 
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".2f"}  # metrics on the screen
+    TITLE: ClassVar[str]  # of the system, and what its models learn, for readers of a model's card
+    LEARNED: ClassVar[str]
     # (settings, the run's folder, a mesh of this host, what is asked) → `TokenInputs`
     LOAD: ClassVar[Callable[..., TokenInputs]]
     # What samples the episodes that are learned from; None: the device
@@ -260,6 +262,15 @@ class TokenSystem(MeshSystem[Config]):
         )
         at.stack.enter_context(served.open())
         return {"inputs": inputs, "served": served}
+
+    @classmethod
+    def listed(cls, questions: str) -> dict[str, Any]:
+        """What `predict --questions` asks if it is a file; {}: it is a field of the config."""
+        return {}
+
+    def without_result(self, rows: Sequence[Any]) -> list[str]:
+        """Describes predicted rows that came to nothing, a line a reason."""
+        return []
 
     @cached_property
     def stages(self) -> list[Stage]:

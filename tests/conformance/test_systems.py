@@ -26,7 +26,6 @@ from qrag_jax.models.first_language_model import load_language_model
 from qrag_jax.runtime.config_fields import CONFIG_NAME, flat, read_fields, save_config
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems import run_flags, training
-from qrag_jax.systems.q_rag.run import SavedRun, export
 from qrag_jax.systems.scoring import ScoreOptions, score_run
 from tests.entry_points import Commands, assert_same_run, metric_lines, refusal
 from tests.systems.small_runs import SMALL, opened_run
@@ -219,11 +218,11 @@ def test_a_summary_names_what_was_scored(trained: Trained, tmp_path: Path) -> No
 @pytest.fixture
 def exported(trained: Trained, tmp_path: Path) -> Path:
     workdir, out = trained.copy(tmp_path / "run", whole=True), tmp_path / "out"
+    kind = systems.kind(trained.config())
     if trained.name in LANGUAGE_MODELS:
-        export_language_model(workdir, trained.config(), "last", out)
-    elif trained.name == "q_rag":
-        run = SavedRun.open(workdir, trained.config())
-        export(run, run.chosen("last"), out)
+        export_language_model(kind, workdir, trained.config(), "last", out)
+    elif "export" in kind.SETTINGS.COMMANDS:
+        kind.export_run(workdir, trained.config(), "last", out)
     else:
         pytest.skip("the system has no export")
     return out

@@ -27,6 +27,7 @@ from qrag_jax.data.corpora import (
     check_in_corpus,
     is_collection,
     read_judged_queries,
+    read_query_list,
     write_qrels,
     write_run,
 )
@@ -335,8 +336,26 @@ class GuardedExperience(AgentExperience):
 @dataclasses.dataclass(kw_only=True)
 class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "return": ".3f"}
+    TITLE, LEARNED = "DeepRetrieval", "rewrite search queries"
     SETTINGS, LOAD = RewriteConfig, staticmethod(load_inputs)
     OF_QUESTIONS, SEARCH = ("queries.", "search."), _SEARCH
+
+    @classmethod
+    def listed(cls, questions: str) -> dict[str, Any]:
+        return {"listed": read_query_list(Path(questions).expanduser())}
+
+    def without_result(self, rows: Sequence[RewriteRow]) -> list[str]:
+        lacking = "in a collection that the run does not have"
+        reasons = Counter(
+            f"failed ({row.outcome})"
+            if row.failed
+            else lacking
+            if row.found is None
+            else row.outcome
+            for row in rows
+            if row.failed or row.found is None or row.outcome != REWRITTEN
+        )
+        return [f"{count} without results: {reason}" for reason, count in reasons.most_common()]
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -610,17 +629,6 @@ def _write_runs(
         except InputError as error:
             notes.append(str(error))
     return notes
-
-
-def rewritten_lines(rows: Sequence[RewriteRow]) -> list[str]:
-    """Describes finished rows that were not searched for, a line a reason."""
-    lacking = "in a collection that the run does not have"
-    reasons = Counter(
-        f"failed ({row.outcome})" if row.failed else lacking if row.found is None else row.outcome
-        for row in rows
-        if row.failed or row.found is None or row.outcome != REWRITTEN
-    )
-    return [f"{count} without results: {reason}" for reason, count in reasons.most_common()]
 
 
 SYSTEM = DeepRetrieval

@@ -91,6 +91,9 @@ class AgentEvalConfig(HalvedEvalConfig):
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class HarrConfig(SystemConfig):
     NAME: ClassVar[str] = "harr"
+    COMMANDS: ClassVar[tuple[str, ...]] = ("filter_data",)
+    UNTRAINED: ClassVar[tuple[str, ...]] = COMMANDS
+    FLAGS: ClassVar[tuple[str, ...]] = ("sampled",)
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *("data.cache", "agent.max_broken_share", "reranker."),
     )

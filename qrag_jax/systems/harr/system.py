@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,6 @@ from qrag_jax.systems.search import indexed
 from qrag_jax.systems.training import MeshSystem, Opening
 
 K = TypeVar("K")
-INDEX = "index"  # in the run's folder
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
 _ADVICE = (
     "use a model that follows the agent's prompts, raise config.llm.max_tokens or "
@@ -83,7 +82,6 @@ _EVALUATED = 2**31 - 1  # in place of a step's number: no training step has it
 
 # Sections of the config that the play of given weights does not depend on.
 _OF_TRAINING = {"train", "optimizer", "runtime", "profile", "llm", "reranker", "questions"}
-AT_ONCE = 256  # questions played side by side, and written together
 _SAMPLED = 2**31 - 2  # as `_EVALUATED`: of draws for pass@k
 _STATELESS = "untrained, the sub-query alone"
 
@@ -97,6 +95,8 @@ class Harr(MeshSystem[HarrConfig]):
     """
 
     SETTINGS = HarrConfig
+    INDEX: ClassVar[str] = "index"  # in the run's folder
+    AT_ONCE: ClassVar[int] = 256  # questions played side by side, and written together
     OF_QUESTIONS, ASKED = ("data.", "eval.path"), ("data.path", "data.sources", "eval.path")
     models: HarrModels  # what the agent and the rewards ask
 
@@ -405,7 +405,7 @@ class Harr(MeshSystem[HarrConfig]):
             "answers depend on": self.provenance,
         }
         play = partial(self.answered, stop=stop)
-        how = {"rows": AGENTS, "size": AT_ONCE, "play": play, "record": record}
+        how = {"rows": AGENTS, "size": self.AT_ONCE, "play": play, "record": record}
         return {"asked": self.inputs.dev, **how}
 
     def answered(
@@ -528,7 +528,7 @@ def load_inputs(
         settings = dataclasses.replace(config.encoder, path=folder)
         tower = PassageEncoder.of_folder(folder, settings, mesh, most)
         tower = dataclasses.replace(tower, title_separator=config.data.passage_separator)
-        own = config.search, partial(_passages, every), workdir / INDEX, tower
+        own = config.search, partial(_passages, every), workdir / Harr.INDEX, tower
         at = indexed(*own, begun=is_kept, stop=stop)
         opened = StoredCorpus(at / CORPUS), mesh, tower.digest(), config.search.dtype
         index = ExactIndex.open(at / EXACT, *opened)

@@ -172,6 +172,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
     """See `systems.System`; tries are kept in its folder."""
 
     SHOWN: ClassVar[Mapping[str, str]] = {"loss": ".3f", "accuracy": ".2f"}
+    TITLE, LEARNED = "LeReT", "write search queries, one at each hop"
     SETTINGS, LOAD = LeretConfig, staticmethod(load_inputs)
     OF_QUESTIONS, SEARCH = ("questions.", "search."), CORPUS
 

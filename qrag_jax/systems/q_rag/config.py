@@ -26,8 +26,7 @@ from qrag_jax.runtime import config_fields
 from qrag_jax.runtime.config_fields import internal
 from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.runtime.retriever_config import BEAM_SCORES, NO_POSITIONS, Search
-from qrag_jax.runtime.run import Run
-from qrag_jax.systems.config import SystemConfig, load_config, refuse
+from qrag_jax.systems.config import SystemConfig, refuse
 
 UNTIL_FOUND = "return_until_found"
 BEST_BY = ("return", UNTIL_FOUND)  # scores that choose the best checkpoint
@@ -66,6 +65,9 @@ class QRagConfig(SystemConfig):
         *("reward.prompt", "reward.path", "reward.max_failure_share"),
     )
     PATHS: ClassVar[tuple[str, ...]] = ("data.path", "eval.path")
+    COMMANDS: ClassVar[tuple[str, ...]] = ("export", "index")
+    FLAGS: ClassVar[tuple[str, ...]] = ("chunks",)
+    EVALUATED_BY_MODEL: ClassVar[bool] = False
     # what is done, one after the other: imitate, pqn, or both
     stages: Annotated[tuple[str, ...], some_of(STAGES, ordered=True)] = (PQN,)
     encoder: EncoderConfig
@@ -130,11 +132,11 @@ class QRagConfig(SystemConfig):
         return [name for name, is_read in read.items() if not is_read]
 
     @classmethod
-    def resume(cls, raw: ConfigDict, run: Run) -> None:
-        """See `SystemConfig`; fields that were left open get the values of the run."""
-        if run.has_begun:
-            fill_from_saved(raw, load_config(run.config_path))
-        super().resume(raw, run)
+    def fill_open(cls, config: ConfigDict, saved: ConfigDict) -> None:
+        for name in LEFT_OPEN:
+            if config.encoder[name] == LEFT_OPEN[name]:
+                config.encoder[name] = saved.encoder[name]
+        config.env.max_steps = config.env.max_steps or saved.env.max_steps
 
     def host_batch(self, stage: str, devices: int, hosts: int) -> int:
         if stage == PQN or self.imitate is None:
@@ -193,14 +195,6 @@ def settled(config: ConfigDict, encoder: TextEncoder) -> ConfigDict:
     for name in LEFT_OPEN:
         result.encoder[name] = getattr(encoder, name)
     return result
-
-
-def fill_from_saved(config: ConfigDict, saved: ConfigDict) -> None:
-    """Fills the open fields of `config` with the values that were settled when the run began."""
-    for name in LEFT_OPEN:
-        if config.encoder[name] == LEFT_OPEN[name]:
-            config.encoder[name] = saved.encoder[name]
-    config.env.max_steps = config.env.max_steps or saved.env.max_steps
 
 
 CONFIG = QRagConfig

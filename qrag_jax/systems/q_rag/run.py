@@ -14,7 +14,7 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,16 +31,13 @@ from qrag_jax.metrics.facts import FULL_BUDGET, table
 from qrag_jax.metrics.stopping import REPORT
 from qrag_jax.models.compute.attention import THETA
 from qrag_jax.models.compute.lora import Adapted, merge
-from qrag_jax.models.compute.packing import Blocks
-from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.embedding import Params, TextEncoder
 from qrag_jax.models.files import sentence_transformers
 from qrag_jax.models.files.weight_names import save_folder
-from qrag_jax.models.first_encoder import EncoderConfig, load_encoder, origin, prepare_encoder
+from qrag_jax.models.first_encoder import origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder, write_adapters
 from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers
 from qrag_jax.rollouts.chunks import CHUNK, STATE
-from qrag_jax.rollouts.text_table import MeshTower
 from qrag_jax.runtime import retriever_config as retriever_file
 from qrag_jax.runtime.checkpoints import Checkpoints
 from qrag_jax.runtime.config_fields import CONFIG_NAME, flat, read_fields
@@ -49,7 +46,7 @@ from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.whole_files import check_is_free, sha256, whole_folder
 from qrag_jax.systems.config import ADAPTER, CARD, TEMPLATES, load_config, without_folders
-from qrag_jax.systems.indexing import PassageEncoder, on_host, one_tower, scale_outside
+from qrag_jax.systems.indexing import PassageEncoder, mesh_towers, on_host, one_tower, scale_outside
 from qrag_jax.systems.q_rag.config import QRagConfig, settled
 from qrag_jax.systems.retriever import Backend
 from qrag_jax.systems.scoring import SUMMARY, mesh_of_run, saved_params
@@ -104,6 +101,13 @@ class SavedRun:
         loaded = self.loaded
         towers = both_towers(self._trained_shardings, loaded.trained, loaded.second)
         return merge(towers, self._base)
+
+    def passages(self, params: Params | Adapted) -> PassageEncoder:
+        """The tower of chunks; passages are cut at `config.data.max_chunk_tokens`."""
+        data, config, loaded = self.config.data, self.config.encoder, self.loaded
+        most = min(data.max_chunk_tokens, loaded.encoder.max_positions)
+        how = most, config, data.passage_separator
+        return PassageEncoder(self.mesh, params, self.shardings, loaded, *how)
 
     @property
     def _trained_shardings(self) -> Params:
@@ -187,9 +191,8 @@ def export(run: SavedRun, which: str, out: Path) -> None:
 # ---------------------------------------------------------------- a retriever of this process
 
 
-def of_run(workdir: Path, checkpoint: str = "", dtype: str = "") -> Backend:
+def of_run(workdir: Path, given: ConfigDict, checkpoint: str, dtype: str) -> Backend:
     """The towers of a run's checkpoint; see `retriever.LoadSettings`."""
-    given = load_config(workdir / CONFIG_NAME)
     if dtype:
         given.encoder.dtype = dtype
     run = SavedRun.open(workdir, given)
@@ -201,36 +204,7 @@ def of_run(workdir: Path, checkpoint: str = "", dtype: str = "") -> Backend:
     form = row_form(run.loaded.encoder, run.config)
     both = mesh_towers(run.mesh, run.shardings, [run.loaded.encoder] * 2, params, form)
     encoders = Towers(run.loaded.tokenizer, form, *both)
-    return Backend(config, encoders, lambda: PassageEncoder.of_run(run, params))
-
-
-def exported_towers(
-    folder: Path, config: RetrieverConfig, form: RowForm, dtype: str
-) -> Iterator[MeshTower]:
-    """The towers of states and of chunks of an export, on all devices of this process."""
-    mesh, how = make_mesh(), EncoderConfig(dtype=dtype or AUTO)
-    state, chunk = (
-        load_encoder(folder / tower.folder, how, platform=Platform.of(mesh))
-        for tower in (config.state, config.chunk)
-    )
-    shardings = params_shardings(mesh, state.trunk.partition_rules(), state.stored)
-    params = both_towers(shardings, state.stored, chunk.stored)
-    return mesh_towers(mesh, shardings, [state.encoder, chunk.encoder], params, form)
-
-
-def mesh_towers(
-    mesh: Mesh,
-    shardings: Any,
-    encoders: Sequence[TextEncoder],
-    params: Params | Adapted,
-    form: RowForm,
-    *,
-    blocks: Sequence[Blocks | None] = (None, None),
-) -> Iterator[MeshTower]:
-    """The towers of states and of chunks, whose parameters are stacked; `blocks`: see MeshTower."""
-    for number, tokens in ((STATE, form.state_tokens), (CHUNK, form.chunk_tokens)):
-        how: Any = {"number": number, "row_tokens": tokens, "blocks": blocks[number]}
-        yield MeshTower(mesh, shardings, encoders[number], params, **how)
+    return Backend(config, encoders, lambda: run.passages(params))
 
 
 def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float | None:
@@ -276,7 +250,7 @@ def retriever_config(
         base_model=without_folders(origin(config.encoder.path, run.workdir)),
         state=state,
         chunk=chunk,
-        digest=PassageEncoder.of_run(run, params).digest().partition(TOWER_END)[0],
+        digest=run.passages(params).digest().partition(TOWER_END)[0],
         title_separator=config.data.passage_separator,
         separator=sentence_transformers.token_name(tokenizer, tokenizer.sep_id),
         separator_id=tokenizer.sep_id,

@@ -44,7 +44,8 @@ from qrag_jax.runtime.plots import plot_lengths
 from qrag_jax.runtime.whole_files import write_json
 from qrag_jax.systems import scoring
 from qrag_jax.systems.config import chosen_places, load_config
-from qrag_jax.systems.q_rag.run import SavedRun, mesh_towers, row_form, weights_digest
+from qrag_jax.systems.indexing import mesh_towers
+from qrag_jax.systems.q_rag.run import SavedRun, row_form, weights_digest
 
 _PART = 16  # batches written together
 # Settings of the beam search: greedy play to the end does not depend on them.

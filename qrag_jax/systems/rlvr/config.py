@@ -127,6 +127,8 @@ class RlvrConfig(token_config.TokenConfig):
     PLAYED: ClassVar[str] = "tools"
     IMITATION: ClassVar[str] = SFT
     TURNS: ClassVar[bool] = True
+    UNTRAINED: ClassVar[tuple[str, ...]] = ("predict",)
+    FLAGS: ClassVar[tuple[str, ...]] = ("retrievers", "sampled", "retriever")
     FREE_FIELDS: ClassVar[tuple[str, ...]] = (
         *("tools.max_failed_share", "tools.seconds"),
         *("env.python", "env.seconds", "env.side_by_side"),

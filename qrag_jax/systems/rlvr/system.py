@@ -139,6 +139,7 @@ _OF_TRAINING = (
 class ToolSystem(token_system.TokenSystem[RlvrConfig]):
     """What RLVR has with our own tools and in an environment of verifiers."""
 
+    TITLE, LEARNED = "RLVR", "search with tools"
     SETTINGS, OF_QUESTIONS = RlvrConfig, ("questions.", "tasks.")
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
