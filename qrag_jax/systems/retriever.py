@@ -199,7 +199,10 @@ class Retriever:
             from qrag_jax.systems.config import load_config
 
             if not hasattr(system := systems.kind(given := load_config(config)), "backend"):
-                raise InputError(f"{path} is a run of {given.system}, which trains no retriever.")
+                raise InputError(
+                    f"{path} is a run of {given.system}, which trains no retriever; give another "
+                    "run, an export or an encoder."
+                )
             of_run = system.backend(path, given, settings.checkpoint, settings.dtype)
             return Retriever(of_run, path, settings)
         if str(source) == BM25:

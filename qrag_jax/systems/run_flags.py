@@ -268,7 +268,7 @@ def _replace_fields(config: ml_collections.ConfigDict, file: str) -> None:
     try:
         fields, saved = parser.parse(file), config.copy_and_resolve_references()
         if (other := fields.get("system", config.system)) != config.system:
-            raise ValueError(f"it is of the system {other}, and the run of {config.system}")
+            raise ValueError(f"it is an experiment of {other}; give one of {config.system}")
         if "sources" in fields.get("data", {}):
             del config.data.sources
             config.data.sources = fields.data.sources
