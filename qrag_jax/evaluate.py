@@ -146,8 +146,7 @@ def _of_log(log: Path) -> int:
 
 
 def define_flags(argv: Sequence[str]) -> None:
-    """Defines the flags that a run's config gives; a log alone needs none."""
-    if run_flags.argument(argv, "log") is None:
+    if run_flags.argument(argv, "log") is None:  # a log alone needs no run
         run_flags.define(argv, outside=True)
 
 

@@ -120,8 +120,8 @@ def _encoder(engine: str, out: Path, changes: bool) -> indexing.PassageEncoder |
     if not values.encoder:  # a run has its own, which --config.FIELD=VALUE changes
         commandline.refuse_unread(OF_ENCODER, "--workdir")
     if values.workdir:
-        encoder_of = systems.kind(values.config).passage_encoder
-        return encoder_of(Path(values.workdir), values.config, run_flags.given_checkpoint())
+        run = systems.kind(values.config).saved(Path(values.workdir), values.config, host_mesh)
+        return run.passages(run.trained(run.chosen(run_flags.given_checkpoint()))[0])
     if not values.encoder:
         return None
     enable_persistent_cache()

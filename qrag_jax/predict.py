@@ -40,10 +40,7 @@ from qrag_jax.systems.scoring import (
 
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to ask, 0 for all.", lower_bound=0)
 SAMPLED = flags.DEFINE_integer(
-    "sampled",
-    0,
-    "Episodes drawn for each question; 0: one, as config.eval.greedy says.",
-    lower_bound=0,
+    "sampled", 0, "Episodes drawn for each question; 0: one, as config.eval.greedy says.", 0
 )
 QUESTIONS = flags.DEFINE_string(
     "questions",
@@ -57,12 +54,10 @@ RESTART = flags.DEFINE_bool("restart", False, "Throw the file away instead of go
 
 
 def define_flags(argv: Sequence[str]) -> None:
-    """Defines the flags of the experiment, or of the run that is named."""
     run_flags.define(argv, "predict", CHECKPOINTS, or_experiment=True)
 
 
 def main() -> int:
-    """Reads the flags, plays the questions and says where the episodes are."""
     workdir, config = _config()
     file = Path(OUT.value) if OUT.value else None
     if file and file.suffix != ".jsonl":

@@ -198,12 +198,13 @@ class Retriever:
             from qrag_jax import systems
             from qrag_jax.systems.config import load_config
 
-            if not hasattr(system := systems.kind(given := load_config(config)), "backend"):
+            if not hasattr(system := systems.kind(given := load_config(config)), "saved"):
                 raise InputError(
                     f"{path} is a run of {given.system}, which trains no retriever; give another "
                     "run, an export or an encoder."
                 )
-            of_run = system.backend(path, given, settings.checkpoint, settings.dtype)
+            given.encoder.dtype = settings.dtype or given.encoder.dtype
+            of_run = system.saved(path, given).backend(settings.checkpoint)
             return Retriever(of_run, path, settings)
         if str(source) == BM25:
             return SingleStepRetriever(None, settings)

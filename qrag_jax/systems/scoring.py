@@ -34,7 +34,7 @@ from qrag_jax.runtime.run import log
 from qrag_jax.runtime.whole_files import log_locks, write_json
 from qrag_jax.systems.config import ALL, REPORTED, Drawn
 from qrag_jax.systems.token_config import StagePlan
-from qrag_jax.systems.training import MeshSystem, Opening
+from qrag_jax.systems.training import Opening
 
 SUMMARY = "summary.json"
 NOT_KEPT = "its weights are not kept"
@@ -110,23 +110,15 @@ def are_others(workdir: Path, raw: ConfigDict, parts: Sequence[str], out: Path |
 
 
 def begin_scoring(
-    workdir: Path,
-    raw: ConfigDict,
-    options: ScoreOptions,
-    fields: Sequence[str],
-    asked: Sequence[str] = MeshSystem.ASKED,
+    workdir: Path, raw: ConfigDict, options: ScoreOptions, kind: Any
 ) -> tuple[ConfigDict, Path, Callable[[Drawn], dict[str, Any]]]:
-    """Sets a run's config to the questions that its scores are of.
+    """Sets a run's config to the questions that its scores are of; `kind`: its system.
 
     Gives the config, the folder of logs and summary, and what the summary says of the questions.
-
-    Args:
-        fields: beginnings of the names of those for which others need a folder of their own.
-        asked: those that say which questions; of others none has chosen a checkpoint.
     """
     raw = raw.copy_and_resolve_references()
-    are_others(workdir, raw, fields, options.out)
-    others = bool(of_others(workdir, raw, asked))
+    are_others(workdir, raw, kind.OF_QUESTIONS, options.out)
+    others = bool(of_others(workdir, raw, kind.ASKED))
     chose, raw.eval.samples = int(raw.eval.samples), options.samples
     if raw.eval.get("part", ALL) != ALL:
         raw.eval.part = ALL if others else REPORTED
@@ -351,7 +343,7 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
     """
     if not hasattr(kind := systems.kind(raw), "OF_QUESTIONS"):
         return _scored_by_itself(workdir, raw, options)
-    raw, out, halves = begin_scoring(workdir, raw, options, kind.OF_QUESTIONS, kind.ASKED)
+    raw, out, halves = begin_scoring(workdir, raw, options, kind)
     asked = {}
     if kind.SEARCH and of_others(workdir, raw, kind.OF_QUESTIONS):
         asked["search"] = out / kind.SEARCH
@@ -360,10 +352,9 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
     with opened(raw, workdir, options, **asked) as predictor:
         system, ways = predictor.system, predictor.system.ways(predictor)
         found, notes = predictor.played(out, ways, predictor.stop, restart=options.restart)
-    step = predictor.steps[options.checkpoint]
-    about: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step}
     summary, lines = system.summary(predictor, found)
-    about |= summary
+    step = predictor.steps[options.checkpoint]
+    about: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step, **summary}
     about["notes"] = [*dict.fromkeys([*notes, *summary.get("notes", ())])]
     if "part" in raw.eval:
         about["questions"] = halves(system.inputs.drawn)

@@ -30,6 +30,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.config import ALL, CHOOSING, REPORTED, drawn
 from qrag_jax.systems.rlvr.config import EvalConfig
 from qrag_jax.systems.scoring import ScoreOptions, begin_scoring
+from qrag_jax.systems.training import MeshSystem
 from tests.environments.trying import STATE
 from tests.retrieval_logs import played_rows
 
@@ -125,6 +126,10 @@ def test_halves_are_disjoint_and_together_all() -> None:
     assert part(CHOOSING, ids=["alone"]) == part(REPORTED, ids=["alone"]) == {"alone"}
 
 
+class Asking(MeshSystem[Any]):
+    OF_QUESTIONS = ()
+
+
 def test_the_reported_half_is_scored_by_default(tmp_path: Path) -> None:
     section = dataclasses.asdict(EvalConfig(samples=5))
     (tmp_path / "config.json").write_text('{"questions": {"dev": "own"}}')
@@ -134,7 +139,7 @@ def test_the_reported_half_is_scored_by_default(tmp_path: Path) -> None:
         ({"part": ALL}, "own", ALL),
     ):
         raw = ConfigDict({"eval": section | given, "questions": {"dev": dev}})
-        raw, _, halves = begin_scoring(tmp_path, raw, ScoreOptions("last", samples=3), ())
+        raw, _, halves = begin_scoring(tmp_path, raw, ScoreOptions("last", samples=3), Asking)
         assert (raw.eval.part, raw.eval.samples) == (wanted, 3)
         found = halves(drawn(IDS, EvalConfig(**raw.eval)))
         assert found["reported"] == 3

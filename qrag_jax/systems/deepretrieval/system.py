@@ -346,14 +346,10 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
 
     def without_result(self, rows: Sequence[RewriteRow]) -> list[str]:
         lacking = "in a collection that the run does not have"
+        empty = [row for row in rows if row.failed or row.found is None or row.outcome != REWRITTEN]
         reasons = Counter(
-            f"failed ({row.outcome})"
-            if row.failed
-            else lacking
-            if row.found is None
-            else row.outcome
-            for row in rows
-            if row.failed or row.found is None or row.outcome != REWRITTEN
+            f"failed ({x.outcome})" if x.failed else lacking if x.found is None else x.outcome
+            for x in empty
         )
         return [f"{count} without results: {reason}" for reason, count in reasons.most_common()]
 

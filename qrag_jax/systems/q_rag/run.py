@@ -40,12 +40,12 @@ from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.runtime import retriever_config as retriever_file
 from qrag_jax.runtime.checkpoints import Checkpoints
-from qrag_jax.runtime.config_fields import CONFIG_NAME, flat, read_fields
+from qrag_jax.runtime.config_fields import flat, read_fields
 from qrag_jax.runtime.mesh import make_mesh, shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.whole_files import check_is_free, sha256, whole_folder
-from qrag_jax.systems.config import ADAPTER, CARD, TEMPLATES, load_config, without_folders
+from qrag_jax.systems.config import ADAPTER, CARD, TEMPLATES, without_folders
 from qrag_jax.systems.indexing import PassageEncoder, mesh_towers, on_host, one_tower, scale_outside
 from qrag_jax.systems.q_rag.config import QRagConfig, settled
 from qrag_jax.systems.retriever import Backend
@@ -109,6 +109,36 @@ class SavedRun:
         how = most, config, data.passage_separator
         return PassageEncoder(self.mesh, params, self.shardings, loaded, *how)
 
+    def export(self, which: str, out: Path) -> None:
+        """Writes both towers of a checkpoint, their adapters and the model card."""
+        check_is_free(out)
+        params, step = self.trained(which)
+        threshold = stop_threshold(self, f"{which}-{step}", params)
+        with whole_folder(out) as building:
+            form = row_form(self.loaded.encoder, self.config)
+            for name, number in TOWERS.items():
+                write_tower(self.loaded, name, form, params, building / name)
+                if isinstance(params, Adapted):
+                    adapters = on_host(params.adapters, number)
+                    folder, sizes = building / f"{ADAPTER}-{name}", self.config.encoder.lora
+                    write_adapters(folder, self.loaded.table, sizes, adapters)
+            about = retriever_config(self, params, building, threshold)
+            text = card(self, about, which, step)
+            for folder in (building, *building.iterdir()):
+                (folder / CARD).write_text(text, encoding="utf-8")
+            about.write(building)
+
+    def backend(self, checkpoint: str) -> Backend:
+        """The towers of a checkpoint as a retriever of this process."""
+        params, step = self.trained(which := self.chosen(checkpoint))
+        threshold = stop_threshold(self, f"{which}-{step}", params)
+        # There are no files yet: the weights are those of the checkpoint.
+        config = retriever_config(self, params, self.workdir / "not exported", threshold)
+        form, encoder = row_form(self.loaded.encoder, self.config), self.loaded.encoder
+        both = mesh_towers(self.mesh, self.shardings, [encoder] * 2, params, form)
+        towers = Towers(self.loaded.tokenizer, form, *both)
+        return Backend(config, towers, lambda: self.passages(params))
+
     @property
     def _trained_shardings(self) -> Params:
         adapted = isinstance(self.shardings, Adapted)
@@ -166,45 +196,6 @@ def write_tower(
     )
     config = loaded.model_config | {sentence_transformers.VECTOR_SCALE: outside}
     save_folder(loaded.table, one_tower(loaded, TOWERS[name], params), config, out, out)
-
-
-def export(run: SavedRun, which: str, out: Path) -> None:
-    """Writes both towers of a checkpoint, their adapters and the model card."""
-    check_is_free(out)
-    params, step = run.trained(which)
-    threshold = stop_threshold(run, f"{which}-{step}", params)
-    with whole_folder(out) as building:
-        form = row_form(run.loaded.encoder, run.config)
-        for name, number in TOWERS.items():
-            write_tower(run.loaded, name, form, params, building / name)
-            if isinstance(params, Adapted):
-                adapters = on_host(params.adapters, number)
-                folder, sizes = building / f"{ADAPTER}-{name}", run.config.encoder.lora
-                write_adapters(folder, run.loaded.table, sizes, adapters)
-        about = retriever_config(run, params, building, threshold)
-        text = card(run, about, which, step)
-        for folder in (building, *building.iterdir()):
-            (folder / CARD).write_text(text, encoding="utf-8")
-        about.write(building)
-
-
-# ---------------------------------------------------------------- a retriever of this process
-
-
-def of_run(workdir: Path, given: ConfigDict, checkpoint: str, dtype: str) -> Backend:
-    """The towers of a run's checkpoint; see `retriever.LoadSettings`."""
-    if dtype:
-        given.encoder.dtype = dtype
-    run = SavedRun.open(workdir, given)
-    which = run.chosen(checkpoint)
-    params, step = run.trained(which)
-    threshold = stop_threshold(run, f"{which}-{step}", params)
-    # There are no files yet: the weights are those of the checkpoint.
-    config = retriever_config(run, params, workdir / "not exported", threshold)
-    form = row_form(run.loaded.encoder, run.config)
-    both = mesh_towers(run.mesh, run.shardings, [run.loaded.encoder] * 2, params, form)
-    encoders = Towers(run.loaded.tokenizer, form, *both)
-    return Backend(config, encoders, lambda: run.passages(params))
 
 
 def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float | None:
@@ -286,7 +277,7 @@ def card(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
         pipeline_tag="sentence-similarity",
         tags=["sentence-transformers", "feature-extraction", "multi-step-retrieval", "qrag_jax"],
         model_name=name if of_this else None,
-        eval_results=_results(run.workdir, summary) if of_this else None,
+        eval_results=_results(config, summary) if of_this else None,
     )
     sources = ", ".join(source for source, weight in config.data.sources.items() if weight)
     folder = without_folders(config.data.path)
@@ -311,12 +302,11 @@ def card(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
     return str(written)
 
 
-def _results(workdir: Path, summary: Mapping[str, Any]) -> list[Any]:
-    """The scores in the form of model hubs, of the data of the run's own evaluation."""
+def _results(config: QRagConfig, summary: Mapping[str, Any]) -> list[Any]:
+    """The scores in the form of model hubs."""
     from huggingface_hub import EvalResult
 
-    saved = load_config(workdir / CONFIG_NAME)  # the config at hand may have other data
-    data = QRagConfig.of(saved, scoring=True).dev_data
+    data = config.dev_data
     scores, questions = summary["scores"]["trained"], summary["samples"]
     asked = f"{summary.get('mode', FULL_BUDGET)}, {questions:d} questions"
     sources = [source for source, weight in data.sources.items() if weight]

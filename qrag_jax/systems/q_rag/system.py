@@ -44,7 +44,6 @@ from qrag_jax.rollouts.text_table import choose_block_shapes, mean_rows
 from qrag_jax.runtime.aot import Program
 from qrag_jax.runtime.config_fields import check_split, save_config
 from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.mesh import host_mesh
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.systems.config import chosen_places
@@ -52,7 +51,7 @@ from qrag_jax.systems.q_rag.config import IMITATE, PQN, UNTIL_FOUND, QRagConfig,
 from qrag_jax.systems.training import MeshSystem, Opening
 
 if TYPE_CHECKING:
-    from qrag_jax.systems import indexing, retriever
+    from qrag_jax.systems.q_rag.run import SavedRun
     from qrag_jax.systems.scoring import Predictor
 
 
@@ -119,6 +118,12 @@ class QRag(MeshSystem[QRagConfig]):
     # What plays and exports them is imported here: no training needs it.
 
     @classmethod
+    def saved(cls, *of_run: Any) -> SavedRun:
+        from qrag_jax.systems.q_rag.run import SavedRun
+
+        return SavedRun.open(*of_run)
+
+    @classmethod
     def open_predictor(cls, *how: Any) -> AbstractContextManager[Predictor]:
         from qrag_jax.systems.q_rag import scoring
 
@@ -127,33 +132,14 @@ class QRag(MeshSystem[QRagConfig]):
     @classmethod
     def score_lengths(cls, workdir: Path, config: ConfigDict, *how: Any, **options: Any) -> None:
         """Documents of several lengths: `qrag evaluate --chunks`."""
-        from qrag_jax.systems.q_rag import run, scoring
+        from qrag_jax.systems.q_rag import scoring
 
-        scoring.score_lengths(run.SavedRun.open(workdir, config), *how, **options)
+        scoring.score_lengths(cls.saved(workdir, config), *how, **options)
 
     @classmethod
     def export_run(cls, workdir: Path, config: ConfigDict, checkpoint: str, out: Path) -> None:
-        from qrag_jax.systems.q_rag import run
-
-        saved = run.SavedRun.open(workdir, config)
-        run.export(saved, saved.chosen(checkpoint), out)
-
-    @classmethod
-    def passage_encoder(
-        cls, workdir: Path, config: ConfigDict, checkpoint: str
-    ) -> indexing.PassageEncoder:
-        """What `qrag index` embeds by, on this host's devices."""
-        from qrag_jax.systems.q_rag import run
-
-        saved = run.SavedRun.open(workdir, config, host_mesh)
-        return saved.passages(saved.trained(saved.chosen(checkpoint))[0])
-
-    @classmethod
-    def backend(cls, *of_run: Any) -> retriever.Backend:
-        """The run as a `Retriever` of this process; see `run.of_run`."""
-        from qrag_jax.systems.q_rag import run
-
-        return run.of_run(*of_run)
+        saved = cls.saved(workdir, config)
+        saved.export(saved.chosen(checkpoint), out)
 
     # ---------------------------------------------------------------- what is learned from
 
