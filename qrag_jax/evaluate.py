@@ -105,9 +105,8 @@ def _lengths(workdir: Path, config: ConfigDict, options: ScoreOptions, counts: l
     embeddings = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None
     how: Any = {"every_story": EVERY_STORY.value, "embeddings": embeddings}
     with writing(OUT.value or workdir / "lengths", "--out"), StopSignal() as stop:
-        what = workdir, config, options, samples, stop
-        played = systems.kind(config).score_lengths
-        return resumable(lambda: played(*what, **how), "what is played")
+        kind, what = systems.kind(config), (workdir, config, options, samples, stop)
+        return resumable(lambda: kind.score_lengths(*what, **how), "what is played")
 
 
 def _counts(name: str, words: Sequence[str], least: int = 1) -> list[int]:
