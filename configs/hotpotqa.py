@@ -12,8 +12,7 @@ checkpoint (one training, seed 42; 1,233 training questions; 22 minutes on 2 cor
 beside other work, 2026-11-29). By PQN alone (`common.from_labels` says how) it is 0.56 (mean of
 three seeds).
 
-`:contriever`, `:e5`, `:gte` and `:qwen3` train those encoders, from the hub or from
-`--config.encoder.path=FOLDER`.
+`:contriever`, `:e5`, `:gte`, `:qwen3` train those, of the hub or --config.encoder.path=FOLDER.
 
 `:musique` is the paper's mixture by size of HotpotQA + MuSiQue, `:musique-wiki` has 2WikiMultihopQA
 as well, `:musique-tiny` runs in seconds. FOLDER then has one sub-folder per source (`hotpotqa`,

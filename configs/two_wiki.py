@@ -6,8 +6,7 @@ FOLDER holds the official `train.json` and `dev.json`, or `train*`/`dev*` files 
 Without a path the data come from the hub. `:minilm` trains MiniLM on a CPU from the supporting
 facts; docs/which.md has its scores. `:tiny` runs in seconds, offline.
 
-`:contriever`, `:e5`, `:gte` and `:qwen3` train those encoders, from the hub or from
-`--config.encoder.path=FOLDER`. They need a GPU; their cost and scores were not measured.
+`:contriever`, `:e5`, `:gte`, `:qwen3` train those, of the hub or --config.encoder.path=FOLDER.
 """
 
 from configs import common

@@ -96,10 +96,7 @@ class System(Protocol):
 
     @classmethod
     def export_run(cls, workdir: Path, config: ConfigDict, checkpoint: str, out: Path) -> None:
-        """Writes a run's checkpoint ("": the best) into the new folder `out`: `qrag export`.
-
-        A class of your own has `export(self, state, out: Path)`, or has nothing to export.
-        """
+        """`qrag export`: a checkpoint ("": the best) by the method `export(state, out)`, if any."""
         if (export := getattr(cls, "export", None)) is None:
             raise InputError(f"the system {config.system!r} has no export(state, out).")
         with saved_system(workdir, config, checkpoint or "best") as (system, state, _):
