@@ -114,10 +114,10 @@ def test_refusals_leave_nothing(scored_run: Path, commands: Commands, tmp_path: 
     (tmp_path / "file").write_text("x")
     run = opened(workdir)
     with pytest.raises(InputError, match="file"):
-        q_rag_run.export(run, "last", tmp_path / "file")
+        run.export("last", tmp_path / "file")
     shutil.rmtree(workdir / "checkpoints")
     with pytest.raises(InputError, match="checkpoint"):
-        q_rag_run.export(run, "last", tmp_path / "deep" / "out")
+        run.export("last", tmp_path / "deep" / "out")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "run"]
 
 
@@ -136,7 +136,7 @@ def test_prefixes_and_a_scale_behind_the_norm_are_in_the_file(
     config = load_config(scored_run / "config.json")
     config.encoder.update(normalise=True, scale=3.0, state_prefix="query: ")
     config.eval.update(beam=4, beam_score="sum", batch_size=3)  # which no export reads
-    q_rag_run.export(SavedRun.open(scored_run, config), "last", tmp_path / "out")
+    SavedRun.open(scored_run, config).export("last", tmp_path / "out")
     found = RetrieverConfig.read(tmp_path / "out")
     assert (found.state.prefix, found.chunk.prefix) == ("query: ", "")
     assert (found.state.scale, found.chunk.scale) == (3.0, 3.0)

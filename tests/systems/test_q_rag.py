@@ -24,7 +24,7 @@ from qrag_jax.models.first_encoder import prepare_encoder
 from qrag_jax.runtime.config_fields import flat, save_config
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems.config import load_config
-from qrag_jax.systems.q_rag.config import QRagConfig, fill_from_saved, settled
+from qrag_jax.systems.q_rag.config import QRagConfig, settled
 from qrag_jax.systems.q_rag.run import SavedRun
 from qrag_jax.systems.q_rag.scoring import BEAM_FIELDS, log_record
 from qrag_jax.systems.q_rag.system import QRag, with_labels
@@ -96,7 +96,7 @@ def test_a_run_does_as_the_folder_says(config: ml_collections.ConfigDict, tmp_pa
     save_config(settled(config, first), workdir / "config.json")
     read = load_config(workdir / "config.json")
     assert {name: read.encoder[name] for name in as_told} == as_told
-    fill_from_saved(config, read)
+    QRagConfig.fill_open(config, read)
     Run(workdir, 0.0).check_config(read, config, QRagConfig.FREE_FIELDS, ())
 
 
