@@ -227,6 +227,21 @@ def test_a_prompt_is_computed_once_and_groups_are_cut_where_that_fills_a_block()
     assert filled.layout.lengths.any(axis=1).sum() <= alone / 72 + 2
 
 
+@pytest.mark.parametrize("devices", [1, 3])
+def test_batches_of_few_and_of_many_rows_have_as_many_blocks_and_lose_none(devices: int) -> None:
+    few = made_batch()
+    rows, episodes = few.episode.size, few.scored.size
+    many = few._replace(**{n: np.concatenate([leaf] * 3) for n, leaf in few._asdict().items()})
+    copy = np.repeat(np.arange(3, dtype=np.int32), rows)
+    padding = np.tile(few.episode == episodes, 3)
+    number = np.where(padding, 3 * episodes, many.episode + copy * episodes)
+    many = many._replace(episode=number.astype(np.int32), leader=many.leader + copy * rows)
+    both = token_blocks([few, many], SHAPE._replace(tokens=24, groups=1), devices)
+    assert both[0].valid.shape == both[1].valid.shape
+    used = few.log_prob_mask[few.episode < episodes].sum()
+    assert [blocks.valid.sum() for blocks in both] == [used, 3 * used]
+
+
 def test_a_chosen_shape_holds_the_batch_and_what_does_not_fit_is_refused() -> None:
     batch, pairs = made_batch(), made_pairs()
     for each, whole, members in ((batch, False, MEMBERS), (pairs, True, 2)):
