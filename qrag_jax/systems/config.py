@@ -68,8 +68,8 @@ class SystemConfig:
     @refusing_types("the config")
     def of(cls, config: Mapping[str, Any] | ConfigDict, **how: Any) -> Self:
         """Reads and checks the settings of a config; `how` is of `settled`."""
-        given = {name: value for name, value in config.items() if name != "system"}
-        return fill(cls, given).settled(**how)
+        fields = {name: value for name, value in config.items() if name != "system"}
+        return fill(cls, fields).settled(**how)
 
     def settled(self) -> Self:
         """The settings with what follows from several of them; refuses those that do not fit."""

@@ -153,7 +153,7 @@ class PassageRows:
 
     def of(self, numbers: Sequence[int] | np.ndarray) -> Rows:
         passages = StoredCorpus(self.folder).passages(numbers)  # maps of files: as good as free
-        texts = (passage_text(each.title, each.text, self.title_separator) for each in passages)
+        texts = (passage_text(p.title, p.text, self.title_separator) for p in passages)
         encoded = self.tokenizer.encode([well_formed(text) for text in texts])
         rows = [self.form.chunk(ids) for ids in encoded]
         tokens = np.fromiter(itertools.chain.from_iterable(rows), np.int32)
@@ -168,9 +168,9 @@ class PassageRows:
             for group in groups
             for start in range(0, len(group), PIECE)
         ]
-        made = iter(read_ahead(grain.MapDataset.source(pieces).map(self.of), workers))
+        rows = iter(read_ahead(grain.MapDataset.source(pieces).map(self.of), workers))
         for group in groups:
-            parts = [next(made) for _ in range(0, len(group), PIECE)]
+            parts = [next(rows) for _ in range(0, len(group), PIECE)]
             tokens, lengths, cut = zip(self.of(()), *parts, strict=True)
             yield Rows(np.concatenate(tokens), np.concatenate(lengths), sum(cut))
 
@@ -221,10 +221,10 @@ class PassageEncoder:
         loaded = load_encoder(folder, config, platform=Platform.of(mesh))
         encoder = loaded.encoder
         if not encoder.chunk_prefix:
-            own = own_prefix(loaded.tokenizer)
-            encoder = dataclasses.replace(encoder, chunk_prefix=own)
+            prefix = own_prefix(loaded.tokenizer)
+            encoder = dataclasses.replace(encoder, chunk_prefix=prefix)
             loaded = dataclasses.replace(loaded, encoder=encoder)
-            if not own:
+            if not prefix:
                 print_unused_prompts(folder, "--chunk_prefix gives one")
         longest = read_inputs(folder)[1] or USUAL_TOKENS
         row_tokens = max_tokens or min(longest, encoder.max_positions)
@@ -424,16 +424,16 @@ def _index_vectors(
     about = index_folder.Manifest(**of_all, dtype=dtype, **how)
     parts = parts_of(folder, about, encoder, settings)
     if (folder / index_folder.NAME).exists():
-        found = index_folder.read_manifest(folder, **of_all)
-        if found.dtype != dtype:
+        saved = index_folder.read_manifest(folder, **of_all)
+        if saved.dtype != dtype:
             raise InputError(
-                f"{folder / index_folder.NAME} has {found.dtype!r} in the field dtype, but --dtype "
+                f"{folder / index_folder.NAME} has {saved.dtype!r} in the field dtype, but --dtype "
                 f"is {settings.dtype}; give another --index, or delete {folder} to embed again."
             )
         if jax.process_index() == 0:
             parts.tidy()
-            if found.settings != about.settings:
-                changed = dataclasses.replace(found, settings=about.settings)
+            if saved.settings != about.settings:
+                changed = dataclasses.replace(saved, settings=about.settings)
                 index_folder.write_manifest(folder, changed)
         return Indexed(stored, folder)
     return embed_parts(stored, encoder, parts, settings, stop)
@@ -506,18 +506,18 @@ def _embed(
     together = encoder.mesh.is_multi_process
     numbers = [number for number in parts.numbers if together or number not in finished]
     rounds = [numbers[start : start + count] for start in range(0, len(numbers), count)]
-    rounds = [each for each in rounds if not finished.issuperset(each)]
+    rounds = [group for group in rounds if not finished.issuperset(group)]
     # A part beyond the last one has no passages.
-    mine = [each[host] if host < len(each) else len(parts.numbers) for each in rounds]
-    sizes = [sum(len(parts.passages(number)) for number in each) for each in rounds]
+    mine = [group[host] if host < len(group) else len(parts.numbers) for group in rounds]
+    sizes = [sum(len(parts.passages(number)) for number in group) for group in rounds]
     typical = np.linspace(0, total - 1, min(total, _TYPICAL)).astype(np.int64)
     embed = encoder.embed(rows.of(typical).lengths)
     shape = (min(parts.part, total), encoder.row_tokens)
 
-    def write(number: int, found: Rows, size: int, result: jax.Array) -> None:
-        vectors = hosts.rows_here(result)[: len(found.lengths)]  # waits for it
+    def write(number: int, part: Rows, size: int, result: jax.Array) -> None:
+        vectors = hosts.rows_here(result)[: len(part.lengths)]  # waits for it
         if number in parts.numbers:
-            parts.write(number, vectors, found.cut)
+            parts.write(number, vectors, part.cut)
         bar.update(size)
 
     devices, pad = encoder.mesh.local_mesh.size, encoder.encoder.pad_id
@@ -525,19 +525,19 @@ def _embed(
     how = {"unit": " passages", "unit_scale": True, "disable": host > 0}
     with tqdm(total=total, initial=total - sum(sizes), **how) as bar:
         computed: Any = None  # the device computes a part while the host writes the one before
-        for number, found, size in zip(mine, tokenised, sizes, strict=True):
-            each = np.split(found.tokens, np.cumsum(found.lengths)[:-1])  # of none, an empty one
-            given = padded_rows(each, shape, devices, pad)
-            result = embed(encoder.params, *shard_batch(encoder.mesh, given))
+        for number, part, size in zip(mine, tokenised, sizes, strict=True):
+            row_ids = np.split(part.tokens, np.cumsum(part.lengths)[:-1])  # of none, an empty one
+            batch = padded_rows(row_ids, shape, devices, pad)
+            result = embed(encoder.params, *shard_batch(encoder.mesh, batch))
             if computed is not None:
                 write(*computed)
-            computed = number, found, size, result
+            computed = number, part, size, result
             if hosts.any_of(stop.requested):
                 break
         if computed is not None:
             write(*computed)
     hosts.together("all parts are written")
-    return [number for each in rounds for number in each]
+    return [number for group in rounds for number in group]
 
 
 # ---------------------------------------------------------------- an index is changed

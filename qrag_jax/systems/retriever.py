@@ -198,13 +198,13 @@ class Retriever:
             from qrag_jax import systems
             from qrag_jax.systems.config import load_config
 
-            if not hasattr(system := systems.kind(given := load_config(config)), "saved"):
+            if not hasattr(system := systems.kind(raw := load_config(config)), "saved"):
                 raise InputError(
-                    f"{path} is a run of {given.system}, which trains no retriever; give another "
+                    f"{path} is a run of {raw.system}, which trains no retriever; give another "
                     "run, an export or an encoder."
                 )
-            given.encoder.dtype = settings.dtype or given.encoder.dtype
-            of_run = system.saved(path, given).backend(settings.checkpoint)
+            raw.encoder.dtype = settings.dtype or raw.encoder.dtype
+            of_run = system.saved(path, raw).backend(settings.checkpoint)
             return Retriever(of_run, path, settings)
         if str(source) == BM25:
             return SingleStepRetriever(None, settings)
@@ -327,8 +327,8 @@ class Retriever:
             )
         rules = {"beam": beam, "threshold": threshold}
         with self._lock:
-            found = self._found(asked, steps, topk, rules, where)
-        best = [hits[:topk] for hits in found]
+            all_hits = self._found(asked, steps, topk, rules, where)
+        best = [hits[:topk] for hits in all_hits]
         return best[0] if isinstance(questions, str) else best
 
     def _found(self, asked, steps, topk, rules, where) -> list[list[Hit]]:

@@ -49,13 +49,13 @@ def config_of(system: str) -> type[SystemConfig]:
 
 def takers(what: str, name: str) -> list[str]:
     """The systems that name a command or a flag in `COMMANDS`, `UNTRAINED` or `FLAGS`."""
-    return [each for each in registry.SYSTEMS if name in getattr(config_of(each), what)]
+    return [system for system in registry.SYSTEMS if name in getattr(config_of(system), what)]
 
 
 def refuse_flags(names: Sequence[str], system: str) -> None:
     """Refuses flags that this system does not read, each of which is for some systems alone."""
-    given = (name for name in names if flags.FLAGS[name].present)
-    commandline.refuse_unread({name: takers("FLAGS", name) for name in given}, system, "runs of ")
+    present = (name for name in names if flags.FLAGS[name].present)
+    commandline.refuse_unread({name: takers("FLAGS", name) for name in present}, system, "runs of ")
 
 
 class _NamesParser(tuple_parser.TupleParser):
@@ -67,12 +67,12 @@ class _NamesParser(tuple_parser.TupleParser):
     _NAMES = re.compile(r"[A-Za-z_][\w@]*(, *[A-Za-z_][\w@]*)+")
 
     def parse(self, argument: Any) -> tuple[Any, ...]:
-        found = super().parse(argument)
-        if found == ("",):  # --config.log.to=
+        values = super().parse(argument)
+        if values == ("",):  # --config.log.to=
             return ()
-        if found == (argument,) and isinstance(argument, str) and self._NAMES.fullmatch(argument):
-            return tuple(each.strip() for each in argument.split(","))
-        return found
+        if values == (argument,) and isinstance(argument, str) and self._NAMES.fullmatch(argument):
+            return tuple(name.strip() for name in argument.split(","))
+        return values
 
 
 config_flags.register_flag_parser_for_type(tuple, _NamesParser())
@@ -89,7 +89,7 @@ def fields_help(argv: Sequence[str]) -> str:
         parser = config_flags.config_flags.ConfigFileFlagParser(name="config")
         values = flat(parser.parse(file).to_dict())
     of_system = config_of(values.get("system", ""))
-    unread = tuple(f"{each}." for each in of_system.unread(values)) if file else ()
+    unread = tuple(f"{field}." for field in of_system.unread(values)) if file else ()
     lines = [f"Fields of the experiment{f' {file}' if file else ''}, --config.FIELD=VALUE:", ""]
     for name, value, comment in of_system.help_lines():
         absent = file and (name not in values or f"{name}.".startswith(unread))
@@ -235,7 +235,7 @@ def define(
 
 def _refuse_unscored(workdir: Path) -> None:
     """Refuses to take the untrained weights for the best of a run that scored no others."""
-    best = [each.name for each in workdir.glob("checkpoints/best/[0-9]*")]
+    best = [folder.name for folder in workdir.glob("checkpoints/best/[0-9]*")]
     if best == ["0"] and not has_evaluation(workdir):
         raise InputError(
             f"{workdir} has no evaluation of trained weights yet, so none are its best; give "
@@ -312,10 +312,10 @@ def define_search(_: Sequence[str]) -> None:
 
 def search_kind(further: Mapping[str, tuple[str, ...]] | None = None) -> str:
     """Which of `SEARCHES` is asked for."""
-    given = [name for name in SEARCHES[:-1] if flags.FLAGS[name.removeprefix("--")].value]
-    if len(given) > 1:
-        raise InputError(f"give one of {' and '.join(given)}.")
-    (chosen,) = given or [WORDS]
+    names = [name for name in SEARCHES[:-1] if flags.FLAGS[name.removeprefix("--")].value]
+    if len(names) > 1:
+        raise InputError(f"give one of {' and '.join(names)}.")
+    (chosen,) = names or [WORDS]
     commandline.refuse_unread({**READ_BY_SEARCH, **(further or {})}, chosen, "a search with ")
     return chosen
 
@@ -333,19 +333,19 @@ def search_opener(**how: Any) -> Callable[[], Retriever]:
         SingleStepRetriever,
     )
 
-    given, plain = flags.FLAGS, None
-    if not given.index:
+    values, plain = flags.FLAGS, None
+    if not values.index:
         raise InputError("give the folder of an index, for example --index=indexes/wiki.")
-    at = IndexAt(Path(given.index).expanduser(), given.engine, given.qdrant)
-    folder = given.workdir or given.retriever or ""
+    at = IndexAt(Path(values.index).expanduser(), values.engine, values.qdrant)
+    folder = values.workdir or values.retriever or ""
     if folder and not Path(folder).expanduser().is_dir():
         raise InputError(f"{folder} is no folder; give --workdir=RUN or --retriever=EXPORT.")
-    dtype = "" if given.compute == "auto" else given.compute
-    settings = LoadSettings(checkpoint=given.checkpoint, dtype=dtype, **how)
-    if given.encoder:
-        prefixes, most = (given.question_prefix, given.chunk_prefix), given.max_chunk_tokens
-        computed = {"dtype": given.compute, "pooling": given.pooling}
-        plain = PlainEncoder.of(given.encoder, *prefixes, most, **computed)
+    dtype = "" if values.compute == "auto" else values.compute
+    settings = LoadSettings(checkpoint=values.checkpoint, dtype=dtype, **how)
+    if values.encoder:
+        prefixes, most = (values.question_prefix, values.chunk_prefix), values.max_chunk_tokens
+        computed = {"dtype": values.compute, "pooling": values.pooling}
+        plain = PlainEncoder.of(values.encoder, *prefixes, most, **computed)
 
     def opened() -> Retriever:
         retriever = Retriever.load(folder, settings) if folder else SingleStepRetriever(plain)

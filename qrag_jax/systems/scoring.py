@@ -82,7 +82,7 @@ def resumable(play: Callable[[], object], kept: str) -> int:
 
 def is_free(name: str, free: tuple[str, ...] = FREE_FIELDS) -> bool:
     """Whether `name`, a field with its sections, is one of `free` or below one of its sections."""
-    return any(fnmatchcase(name, f"{each}*" if each.endswith(".") else each) for each in free)
+    return any(fnmatchcase(name, f"{field}*" if field.endswith(".") else field) for field in free)
 
 
 def of_others(workdir: Path, raw: ConfigDict, parts: Sequence[str]) -> list[str]:
@@ -135,8 +135,8 @@ def compared(
     """`scores` of each way, and `gains`, the paired differences of the main one to each other."""
     return {
         "main": main,
-        "scores": {label: summarise(own) for label, own in rows.items()},
-        "gains": {label: gains(rows[main], own) for label, own in rows.items() if label != main},
+        "scores": {label: summarise(way) for label, way in rows.items()},
+        "gains": {label: gains(rows[main], way) for label, way in rows.items() if label != main},
     }
 
 
@@ -263,12 +263,12 @@ class Predictor(Questions[Any, Any]):
             return Weights(f"{which}-{step}", f"{which} checkpoint of step {step}", step, params)
         ends = {plan.kind: plan for plan in reversed(self._earlier)}
         imitated = ends.get(getattr(self.system.config, "IMITATION", ""))
-        found = self.after(imitated) if imitated else None
-        if found is None or isinstance(found.params, str):
+        weights = self.after(imitated) if imitated else None
+        if weights is None or isinstance(weights.params, str):
             raise InputError(
                 f"{self.system.workdir} keeps no weights of imitation; give another --checkpoint."
             )
-        return found
+        return weights
 
     def after(self, plan: StagePlan) -> Weights:
         params = self._checkpoints.restore_params_of(plan.end, self._template)
@@ -297,9 +297,9 @@ class Predictor(Questions[Any, Any]):
 
         Each are read when they are due, and may be dropped then.
         """
-        step = (own := self.weights(checkpoint)).step
-        yield own
-        del own
+        step = (weights := self.weights(checkpoint)).step
+        yield weights
+        del weights
         yield from (self.after(plan) for plan in self._earlier if plan.end < step)
         yield self.weights(FIRST)
 
@@ -351,8 +351,8 @@ def score_run(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> dict[str
     opened = getattr(kind, "open_predictor", partial(open_predictor, kind))
     with opened(raw, workdir, options, **asked) as predictor:
         system, ways = predictor.system, predictor.system.ways(predictor)
-        found, notes = predictor.played(out, ways, predictor.stop, restart=options.restart)
-    summary, lines = system.summary(predictor, found)
+        logs, notes = predictor.played(out, ways, predictor.stop, restart=options.restart)
+    summary, lines = system.summary(predictor, logs)
     step = predictor.steps[options.checkpoint]
     about: dict[str, Any] = {"checkpoint": options.checkpoint, "step": step, **summary}
     about["notes"] = [*dict.fromkeys([*notes, *summary.get("notes", ())])]
@@ -367,6 +367,6 @@ def _scored_by_itself(workdir: Path, raw: ConfigDict, options: ScoreOptions) -> 
         raise InputError(f"--samples is not for runs of {raw.system}; leave it out.")
     opened = systems.saved_system(workdir, raw, options.checkpoint)
     with opened as (system, state, step), StopSignal() as stop:
-        found = system.evaluate(state, step, stop)
-    summary = {"checkpoint": options.checkpoint, "step": step, "scores": found.scores}
-    return end_scoring(options.out or workdir / "eval", raw, summary, [found.line])
+        evaluation = system.evaluate(state, step, stop)
+    summary = {"checkpoint": options.checkpoint, "step": step, "scores": evaluation.scores}
+    return end_scoring(options.out or workdir / "eval", raw, summary, [evaluation.line])

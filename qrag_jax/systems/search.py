@@ -252,22 +252,22 @@ def _cached(config: SearchConfig, folder: Path, tower: PassageEncoder | None) ->
 
 
 def _store(passages: Callable[[], Iterable[Passage]] | None, folder: Path, *, begun: bool) -> None:
-    own = folder / CORPUS
-    if (there := (own / corpus.NAME).exists()) and (begun or passages is None):
+    corpus_folder = folder / CORPUS
+    if (there := (corpus_folder / corpus.NAME).exists()) and (begun or passages is None):
         return
     if passages is None:
-        raise InputError(f"{own} has no pooled passages; train there first.")
+        raise InputError(f"{corpus_folder} has no pooled passages; train there first.")
     new = [*passages()]
     if not new:
         raise InputError("the questions bring no passages; name an index in config.search.index.")
-    if there and all(a == b for a, b in itertools.zip_longest(StoredCorpus(own), new)):
+    if there and all(a == b for a, b in itertools.zip_longest(StoredCorpus(corpus_folder), new)):
         shutil.rmtree(folder / BM25, ignore_errors=True)  # other words may be wanted
         return
     if there:
         log(f"{folder} had other passages; it is written again")
         shutil.rmtree(folder)  # with its indexes
-    shutil.rmtree(own, ignore_errors=True)  # it is not finished
-    write_corpus(own, new)
+    shutil.rmtree(corpus_folder, ignore_errors=True)  # it is not finished
+    write_corpus(corpus_folder, new)
 
 
 # ---------------------------------------------------------------- hard negatives
@@ -295,18 +295,18 @@ def with_negatives(
             )
     folder = index_folder.version(Path(config.index).expanduser())
     corpus, samples = StoredCorpus(folder / CORPUS), list(loaded.all)
-    found = _kept_negatives(workdir, config, corpus, samples)
+    negatives = _kept_negatives(workdir, config, corpus, samples)
 
     def longer(sample: Sample, numbers: np.ndarray) -> Sample:
         passages = corpus.passages(numbers[numbers != NONE])
-        more = [passage_text(each.title, each.text, separator) for each in passages]
+        more = [passage_text(passage.title, passage.text, separator) for passage in passages]
         return dataclasses.replace(sample, chunks=(*sample.chunks, *more), titles=())
 
-    all_longer = map(longer, samples, found)
+    all_longer = map(longer, samples, negatives)
     by_source: dict[str, Sequence[Sample]] = {
-        name: [*itertools.islice(all_longer, len(own))] for name, own in loaded.by_source.items()
+        name: [*itertools.islice(all_longer, len(part))] for name, part in loaded.by_source.items()
     }
-    added = int((found != NONE).sum()) / max(len(samples), 1)
+    added = int((negatives != NONE).sum()) / max(len(samples), 1)
     line = f"negatives: {added:.1f} passages of {folder} for each question"
     return LoadedSamples(by_source, [*loaded.report, line])
 
@@ -345,8 +345,8 @@ def _searched(
     with tqdm(desc="searching negatives", total=len(samples), unit=" questions") as bar:
         for first in range(0, len(samples), _AT_ONCE):
             part = samples[first : first + _AT_ONCE]
-            own = max(len(sample.chunks) for sample in part)
-            asked = min(config.count + config.skip + own + _SPARE, len(corpus))
+            most_chunks = max(len(sample.chunks) for sample in part)
+            asked = min(config.count + config.skip + most_chunks + _SPARE, len(corpus))
             lists = search([sample.question for sample in part], asked)
             for sample, hits in zip(part, lists, strict=True):
                 names = [hit.id for hit in hits if not may_be_good(sample, hit)]
@@ -364,11 +364,11 @@ def may_be_good(sample: Sample, hit: Hit) -> bool:
     text = normalise(Passage(hit.id, hit.text, hit.title).whole)
     title = normalise(hit.title)
     for place, chunk in enumerate(sample.chunks):
-        own = normalise(chunk)
-        if own == text:
+        doc = normalise(chunk)
+        if doc == text:
             return True
         if place in sample.support and (
-            own.startswith(text) or text.startswith(own) or (title and own.startswith(f"{title} "))
+            doc.startswith(text) or text.startswith(doc) or (title and doc.startswith(f"{title} "))
         ):
             return True
     return has_answer(text, worded(sample.answers))

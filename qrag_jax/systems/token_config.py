@@ -88,13 +88,13 @@ class TokenConfig(SystemConfig):
         if (stage := self.algorithm_of(kind)) is self.rule:
             return self.optimizer
         steps = stage.steps * stage.updates_per_batch
-        own: dict[str, Any] = {"learning_rate": stage.learning_rate, "total_steps": steps}
+        fields: dict[str, Any] = {"learning_rate": stage.learning_rate, "total_steps": steps}
         if self.rule is None:  # the section `optimizer` is of these stages
-            own["warmup_steps"] = min(self.optimizer.warmup_steps, steps // _WARM_UP)
+            fields["warmup_steps"] = min(self.optimizer.warmup_steps, steps // _WARM_UP)
         else:
-            own |= {"schedule": "cosine", "final_ratio": 0.1, "warmup_steps": steps // _WARM_UP}
-            own["clip_norm"] = 1.0
-        return dataclasses.replace(self.optimizer, **own)
+            fields |= {"schedule": "cosine", "final_ratio": 0.1, "warmup_steps": steps // _WARM_UP}
+            fields["clip_norm"] = 1.0
+        return dataclasses.replace(self.optimizer, **fields)
 
     @property
     def groups(self) -> int:

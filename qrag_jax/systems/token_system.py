@@ -207,7 +207,7 @@ def in_parts(play: Callable[..., Any], size: int, stop: StopSignal) -> Callable[
 def starts_of(tasks: Sequence[Any], keys: np.ndarray) -> list[token_episodes.Start]:
     """Episodes of these tasks, those of a task side by side; keys uint32 `[task, member, 2]`."""
     of_tasks = zip(tasks, keys, strict=True)
-    return [token_episodes.Start(task, key) for task, own in of_tasks for key in own]
+    return [token_episodes.Start(task, key) for task, row in of_tasks for key in row]
 
 
 Config = TypeVar("Config", bound=TokenConfig)
@@ -236,8 +236,8 @@ class TokenSystem(MeshSystem[Config]):
         self.steps = ", then ".join(stages)  # for the line of the run
 
     @classmethod
-    def check_mesh(cls, config: TokenConfig, mesh: Mesh, own: Mesh) -> None:
-        hosts.check_play(config.runtime.mesh, own, config.staleness)
+    def check_mesh(cls, config: TokenConfig, mesh: Mesh, local_mesh: Mesh) -> None:
+        hosts.check_play(config.runtime.mesh, local_mesh, config.staleness)
 
     @classmethod
     def parts(cls, at: Opening) -> dict[str, Any]:
@@ -404,7 +404,7 @@ class TokenSystem(MeshSystem[Config]):
         """See `System`: the updates by one batch of the longest rows there may be."""
         # Shapes alone: the devices of a dry run may be described ones. The stages of a kind have
         # one update.
-        found = []
+        programs = []
         for stage in {stage.plan.kind: stage for stage in reversed(self.stages)}.values():
             shapes = jax.tree.map(
                 lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), self._longest(stage)
@@ -416,8 +416,8 @@ class TokenSystem(MeshSystem[Config]):
             arguments, dtype = (state, shapes, *self.base), trunk.precision.products.name
             flops = stage.policy.update_passes * once
             name = self._program_name(stage)
-            found.append(Program(name, stage.update, arguments, flops, dtype))
-        return found[::-1]
+            programs.append(Program(name, stage.update, arguments, flops, dtype))
+        return programs[::-1]
 
     @staticmethod
     def _program_name(stage: Stage) -> str:
@@ -465,13 +465,13 @@ class TokenSystem(MeshSystem[Config]):
     ) -> list[TokenTrajectory]:
         if not self._imitates(self.stage_at(step)):
             return self._played(weights, numbers, step, stop)
-        inputs, first, found = self.inputs, step * self._imitation.batch_size, []
+        inputs, first, trajectories = self.inputs, step * self._imitation.batch_size, []
         for number, episode in inputs.script.episodes(self.config, inputs, numbers, first):
             if self._imitation.observed:
                 episode = token_episodes.all_sampled(episode)
             at, parts = (number, 0, 1), {REWARD: 0.0}
-            found.append(TokenTrajectory(*at, episode.segments, episode.status, parts))
-        return found
+            trajectories.append(TokenTrajectory(*at, episode.segments, episode.status, parts))
+        return trajectories
 
     def _batch(self, stage: Stage, trajectories: Sequence[TokenTrajectory], *how: Any) -> Any:
         """What an update takes; `how`: see `_arrays`."""
@@ -580,7 +580,7 @@ class TokenSystem(MeshSystem[Config]):
         speech = dataclasses.replace(speech, turn=turn or speech.turn)
         acting = self.acting(weights, stop, greedy=greedy)
 
-        def play_own(own: Sequence[token_episodes.Start]) -> list[token_episodes.Episode]:
+        def play_own(local_starts: Sequence[token_episodes.Start]) -> list[token_episodes.Episode]:
             sampler, watch = acting()
             rollout = token_episodes.AgentRollout(
                 agent or self.inputs.agent,
@@ -599,7 +599,7 @@ class TokenSystem(MeshSystem[Config]):
                     self.served.bring_back(sampler, stop)
                 return rollout.play(starts)
 
-            return self.patience(watch).play(own, play)
+            return self.patience(watch).play(local_starts, play)
 
         return token_episodes.played_by_all(starts, play_own)
 
@@ -634,7 +634,7 @@ class TokenSystem(MeshSystem[Config]):
         model, sampling = self.inputs.model.model, self.config.sampling
         model = dataclasses.replace(model, stop_ids=self.inputs.speech.scaffold.stop_ids)
         ways = {False: sampling, True: dataclasses.replace(sampling, temperature=0.0)}
-        mesh = self.own or self.mesh
+        mesh = self.local_mesh or self.mesh
         return {greedy: DeviceSampler(model, how, mesh) for greedy, how in ways.items()}
 
     # ---------------------------------------------------------------- what a run prints
@@ -647,8 +647,8 @@ class TokenSystem(MeshSystem[Config]):
 
     def counted(self) -> dict[str, float]:
         """Further metrics, since this start of the run; all hosts call this together."""
-        own = np.array(dataclasses.astuple(self.counts))
-        counts = Counts(*hosts.of_each(own).sum(axis=0).tolist())
+        local_counts = np.array(dataclasses.astuple(self.counts))
+        counts = Counts(*hosts.of_each(local_counts).sum(axis=0).tolist())
         served = self.served.counts() if self.served is not None else {}
         return served | self._counted(counts)
 

@@ -65,7 +65,7 @@ class MeshSystem(systems.System, Generic[Config]):
     workdir: Path
     placed: bool = True  # else the mesh's devices are described, and only shapes are made
     # Of this host's devices, which play without the other hosts; None: there is one host
-    own: Mesh | None = None
+    local_mesh: Mesh | None = None
     # Saves the parameters at the end of a stage, with the steps done until then
     keep: Callable[[int, Any], None] = lambda step, params: None
 
@@ -104,20 +104,20 @@ class MeshSystem(systems.System, Generic[Config]):
         kind.SETTINGS.resume(raw, run)
         settings: Any = kind.SETTINGS.of(raw)
         mesh = make_mesh(settings.runtime.mesh, devices)
-        own = mesh if devices is not None else host_mesh(settings.runtime.mesh)
-        kind.check_mesh(settings, mesh, own)
+        local = mesh if devices is not None else host_mesh(settings.runtime.mesh)
+        kind.check_mesh(settings, mesh, local)
         with ExitStack() as stack:
-            parts = kind.parts(Opening(settings, run.workdir, own, stack, run.has_begun, dry))
+            parts = kind.parts(Opening(settings, run.workdir, local, stack, run.has_begun, dry))
             run.begin(lambda: kind.write(raw, run, parts["inputs"]))
             # Checkpoints are asked for when they are needed, not made by a start that fails.
             parts["keep"] = lambda *stage: run.checkpoints.save_stage(*stage)
-            parts |= {"workdir": run.workdir, "placed": devices is None, "own": own}
+            parts |= {"workdir": run.workdir, "placed": devices is None, "local_mesh": local}
             system = kind(config=settings, mesh=mesh, **parts)
             stack.callback(system.close)
             yield system
 
     @classmethod
-    def check_mesh(cls, config: Any, mesh: Mesh, own: Mesh) -> None:
+    def check_mesh(cls, config: Any, mesh: Mesh, local_mesh: Mesh) -> None:
         """Refuses sizes that these devices, or those of this host, cannot share."""
 
     @classmethod
@@ -160,13 +160,13 @@ class MeshSystem(systems.System, Generic[Config]):
     @cached_property
     def _here(self) -> tuple[Any, Any]:
         """Where parameters play on this host, None: where they are trained; and the base there."""
-        model, own = self.inputs.model, self.own
-        if own is None or own is self.mesh:
+        model, local_mesh = self.inputs.model, self.local_mesh
+        if local_mesh is None or local_mesh is self.mesh:
             return None, self.base[0] if self.base else None
         rules, base = model.trunk.partition_rules(), None
         if model.base is not None:
-            base = place(model.base, shardings_of(own, rules, model.base))
-        return shardings_of(own, rules, model.trained), base
+            base = place(model.base, shardings_of(local_mesh, rules, model.base))
+        return shardings_of(local_mesh, rules, model.trained), base
 
     def here(self, params: Any) -> Any:
         """Brings parameters of training to where they play; all hosts call it together."""
@@ -304,18 +304,18 @@ def _evaluate(
     with step_log.finished():
         progress.evaluation_due = True
         try:
-            found = system.evaluate(state, step, stop)
+            evaluation = system.evaluate(state, step, stop)
         except (Stopped, FeedbackLost):
             log(f"the evaluation of step {step} was broken off; the next start begins with it")
             raise
         progress.evaluation_due = False
         if step == 0:
-            progress.baselines = found.baselines
-        step_log.write(step, found.metrics | progress.baselines)
-        step_log.write_episodes(step, found.episodes)
-        log(found.line)
-        step_log.look_at(Evaluated(step, found.score, found.each, found.q_spread))
-        run.keep_if_best(step, state.params, found.score, found.scores)
+            progress.baselines = evaluation.baselines
+        step_log.write(step, evaluation.metrics | progress.baselines)
+        step_log.write_episodes(step, evaluation.episodes)
+        log(evaluation.line)
+        step_log.look_at(Evaluated(step, evaluation.score, evaluation.each, evaluation.q_spread))
+        run.keep_if_best(step, state.params, evaluation.score, evaluation.scores)
 
 
 def _stopped(why: Stopped, step: int) -> int:

@@ -137,8 +137,8 @@ class Harr(MeshSystem[HarrConfig]):
     # ------------------------------------------------------------------ how it is opened
 
     @classmethod
-    def check_mesh(cls, config: HarrConfig, mesh: Mesh, own: Mesh) -> None:
-        hosts.check_play(config.runtime.mesh, own, config.agent.staleness)
+    def check_mesh(cls, config: HarrConfig, mesh: Mesh, local_mesh: Mesh) -> None:
+        hosts.check_play(config.runtime.mesh, local_mesh, config.agent.staleness)
         check_split("train.batch_size × members", config.episodes, mesh.size)
 
     @classmethod
@@ -300,19 +300,19 @@ class Harr(MeshSystem[HarrConfig]):
     ) -> list[Rewarded]:
         """The groups of these questions (`experience.Playing`); without rewards they are masked."""
         members = self.config.rule.members
-        golds = [self.inputs.train[each] for each in numbers]
+        golds = [self.inputs.train[n] for n in numbers]
         starts = self.starts(golds, members, number, jax.process_index() * len(golds))
         played = self.play(params, starts, stop)
         scores = self.scores([gold for gold in golds for _ in range(members)], played, stop)
-        (of_episode, of_hop), found = self._rewards, []
-        for each, scored in zip(played, scores, strict=True):
+        (of_episode, of_hop), rewarded = self._rewards, []
+        for episode, scored in zip(played, scores, strict=True):
             if isinstance(scored, Failure):
-                found.append(Rewarded(each.searches, None))
+                rewarded.append(Rewarded(episode.searches, None))
                 continue
             by_hop = [[scored.hops[name][hop] for name in of_hop] for hop in range(scored.searches)]
             whole = [scored.episode[name] for name in of_episode]
-            found.append(Rewarded(each.searches, whole, by_hop))
-        return found
+            rewarded.append(Rewarded(episode.searches, whole, by_hop))
+        return rewarded
 
     def scores(
         self, golds: Sequence[Sample], episodes: Sequence[Episode], stop: StopSignal
@@ -320,9 +320,9 @@ class Harr(MeshSystem[HarrConfig]):
         """The rewards of each episode, or why it has none."""
         mixture, watch = self.config.reward.rewards, self._watch(stop)
         closed = {
-            n: (each.ended, each.searches)
-            for n, each in enumerate(episodes)
-            if isinstance(each.ended, Closed)
+            n: (episode.ended, episode.searches)
+            for n, episode in enumerate(episodes)
+            if isinstance(episode.ended, Closed)
         }
         verdicts = dict[int, float | Failure]()
         if rag.LLM in mixture.weights:
@@ -348,12 +348,12 @@ class Harr(MeshSystem[HarrConfig]):
         return [
             mixture.score(
                 golds[n],
-                each.ended,
-                [s.names for s in each.searches],
+                episode.ended,
+                [s.names for s in episode.searches],
                 verdicts.get(n),
                 relevance[n],
             )
-            for n, each in enumerate(episodes)
+            for n, episode in enumerate(episodes)
         ]
 
     @cached_property
@@ -361,7 +361,7 @@ class Harr(MeshSystem[HarrConfig]):
         config, model = self.config.agent, self.model
         if config.name == harr_config.SCRIPTED:
             every = (*self.inputs.train, *self.inputs.dev)
-            return Scripted({each.id: each for each in every}, config.limits)
+            return Scripted({sample.id: sample for sample in every}, config.limits)
         if self.models.own_agent is not None:
             return self.models.own_agent
         assert model is not None
@@ -375,7 +375,7 @@ class Harr(MeshSystem[HarrConfig]):
     @cached_property
     def _tower(self) -> MeshTower:
         """The query encoder's programs; `play` gives it the parameters."""
-        mesh, model, rows = self.own or self.mesh, self.inputs.model, self.rows.max_tokens
+        mesh, model, rows = self.local_mesh or self.mesh, self.inputs.model, self.rows.max_tokens
         rules = model.trunk.partition_rules()
         of_params, of_base = (
             shardings_of(mesh, rules, part) for part in (model.trained, model.base)
@@ -386,8 +386,8 @@ class Harr(MeshSystem[HarrConfig]):
     def _counted(self) -> dict[str, float]:
         counts, client = self.counts, self.model.client if self.model else None
         asked = metrics_of_all(client.counters()) if client else {}
-        own = np.array([counts.searches, counts.batches, counts.failed], np.float64)
-        searches, batches, broken = hosts.of_each(own).sum(axis=0).tolist()
+        local_counts = np.array([counts.searches, counts.batches, counts.failed], np.float64)
+        searches, batches, broken = hosts.of_each(local_counts).sum(axis=0).tolist()
         return asked | {"searches_per_batch": searches / max(batches, 1), "broken_episodes": broken}
 
     # ---------------------------------------------------------------- a run is scored
@@ -412,12 +412,12 @@ class Harr(MeshSystem[HarrConfig]):
         self, params: Any, part: Sequence[Sample], first: int, *, stop: StopSignal, sampled: int = 0
     ) -> list[AgentRow]:
         episodes = self.play(params, self.starts(part, 1, _SAMPLED, first), stop, is_greedy=True)
-        rows = [agent_row(each, episode) for each, episode in zip(part, episodes)]
+        rows = [agent_row(sample, episode) for sample, episode in zip(part, episodes)]
         if not sampled:
             return rows
         drawn = self.play(params, self.starts(part, sampled, _SAMPLED, first), stop)
-        for i, each in enumerate(part):
-            every = (agent_row(each, one) for one in drawn[i * sampled : (i + 1) * sampled])
+        for i, sample in enumerate(part):
+            every = (agent_row(sample, one) for one in drawn[i * sampled : (i + 1) * sampled])
             whole = [row.em > 0 for row in every if not row.failed]
             rows[i] = dataclasses.replace(rows[i], right=sum(whole), sampled=len(whole))
         return rows
@@ -431,13 +431,13 @@ class Harr(MeshSystem[HarrConfig]):
         name = f"untrained-the-sub-query-alone/{file}"
         yield predictor.way(first, name, _STATELESS, play, way=_STATELESS)
         yield predictor.way(first, f"untrained/{file}")
-        own = predictor.weights(options.checkpoint)
+        trained = predictor.weights(options.checkpoint)
         play = partial(self.answered, stop=predictor.stop, sampled=options.sampled)
-        yield predictor.way(own, f"{own.name}/{file}", f"trained, {own.label}", play)
+        yield predictor.way(trained, f"{trained.name}/{file}", f"trained, {trained.label}", play)
 
-    def summary(self, predictor: Predictor, found: Logs) -> tuple[dict[str, Any], list[str]]:
-        rows, sampled = {label: AGENTS.read(log) for label, log in found}, predictor.options.sampled
-        summary = scoring.compared(rows, main := found[-1][0], agent_summary, _gains)
+    def summary(self, predictor: Predictor, logs: Logs) -> tuple[dict[str, Any], list[str]]:
+        rows, sampled = {label: AGENTS.read(log) for label, log in logs}, predictor.options.sampled
+        summary = scoring.compared(rows, main := logs[-1][0], agent_summary, _gains)
         if sampled:
             summary["pass@k"] = _passes(rows[main], sampled)
         return summary, _table(summary)
@@ -462,7 +462,7 @@ def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
 
 def _table(summary: Mapping[str, Any]) -> list[str]:
     columns, losses = ("em", "f1", "recall", "hops"), ("broken", "failed")
-    counts = {each: f"{{{each}}} of {{questions}}" for each in losses}
+    counts = {loss: f"{{{loss}}} of {{questions}}" for loss in losses}
     over = ((f"gain over {name}", gain) for name, gain in summary["gains"].items())
     text = score_table(summary["scores"].items(), columns, counts, over)
     if "pass@k" in summary:
@@ -528,8 +528,8 @@ def load_inputs(
         settings = dataclasses.replace(config.encoder, path=folder)
         tower = PassageEncoder.of_folder(folder, settings, mesh, most)
         tower = dataclasses.replace(tower, title_separator=config.data.passage_separator)
-        own = config.search, partial(_passages, every), workdir / Harr.INDEX, tower
-        at = indexed(*own, begun=is_kept, stop=stop)
+        arguments = config.search, partial(_passages, every), workdir / Harr.INDEX, tower
+        at = indexed(*arguments, begun=is_kept, stop=stop)
         opened = StoredCorpus(at / CORPUS), mesh, tower.digest(), config.search.dtype
         index = ExactIndex.open(at / EXACT, *opened)
     golds = _golds(config, every, index)
@@ -609,14 +609,14 @@ def load_prompts(config: harr_config.AgentConfig) -> dict[str, prompts.Prompt]:
     """The agent's prompts; those in the folder `config.prompts` replace ours of the same name."""
     wanted, folder = PROMPTS.get(config.name, {}), config.prompts
     paths = {name: Path(folder).expanduser() / f"{file}.txt" for name, file in wanted.items()}
-    own = {name: str(path) for name, path in paths.items() if folder and path.exists()}
-    if folder and not own:
+    replacements = {name: str(path) for name, path in paths.items() if folder and path.exists()}
+    if folder and not replacements:
         files = ", ".join(f"{file}.txt" for file in wanted.values()) or "no prompts"
         raise InputError(
             f"config.agent.prompts: {folder} has none of the prompts of the {config.name} agent "
             f"({files}); name the files so, or leave the field empty."
         )
-    return {name: prompts.load(own.get(name, file)) for name, file in wanted.items()}
+    return {name: prompts.load(replacements.get(name, file)) for name, file in wanted.items()}
 
 
 class HarrModels(NamedTuple):
@@ -658,14 +658,14 @@ def _chat_text(config: HarrConfig, thinks: bool | None) -> Callable[[prompts.Mes
 def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
     """Opens the models that a run asks, until the end of the block; our server starts meanwhile."""
     weights, used = config.reward.rewards.weights, load_prompts(config.agent)
-    own, model, reranker = None, None, None
+    agent, model, reranker = None, None, None
     if rag.LLM in weights:
         used["judge"] = prompts.load(JUDGE)
     provenance = {f"the prompt {name}": prompt.fingerprint for name, prompt in used.items()}
     if config.agent.name == harr_config.OWN:
-        own = OwnAgent.load(config.agent.path, config.agent.limits)
-        provenance[PATH] = f"{own.code.spec} {own.code.digest}"
-        log(f"the agent is {own.code.spec}, which runs in this process, without a sandbox")
+        agent = OwnAgent.load(config.agent.path, config.agent.limits)
+        provenance[PATH] = f"{agent.code.spec} {agent.code.digest}"
+        log(f"the agent is {agent.code.spec}, which runs in this process, without a sandbox")
     with contextlib.ExitStack() as stack:
         if config.llm is not None:
             from qrag_jax.llm.server.server import open_model  # some agents ask no model
@@ -679,7 +679,7 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
             reranker = Client(config.reranker.client, log)
             stack.callback(reranker.close)
             provenance["the reranker"] = config.reranker.model
-        yield HarrModels(provenance, reranker, model, own)
+        yield HarrModels(provenance, reranker, model, agent)
 
 
 SYSTEM = Harr
