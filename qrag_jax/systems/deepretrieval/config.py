@@ -150,7 +150,7 @@ class RewriteConfig(TokenConfig):
     def settled(self) -> RewriteConfig:
         rule, batch, ppo = self.rule, self.train.batch_size, self.algorithm == PPO
         remote, learns = self.search.engine == REMOTE, RL in self.stages
-        made, scored, left = self.queries, self.eval, self.dropped
+        data, scored, left = self.queries, self.eval, self.dropped
         needed, boolean = max(self.reward.k, scored.depth), self.writing.kind.boolean
         block = f"and must be a multiple of {BLOCK} (queries mention one another's persons) from "
         fewer = f"less than config.dropped.least_words, {left.least_words}; raise it"
@@ -166,9 +166,9 @@ class RewriteConfig(TokenConfig):
         refuse(
             self,
             (
-                made.made_corpus % BLOCK or made.made_corpus < made.made_train,
+                data.made_corpus % BLOCK or data.made_corpus < data.made_train,
                 "queries.made_corpus",
-                f"{block}config.queries.made_train, {made.made_train}, up",
+                f"{block}config.queries.made_train, {data.made_train}, up",
             ),
             *of_corpus(self.search, REMOTE),
             (left.most_words < left.least_words, "dropped.most_words", fewer),
@@ -177,7 +177,7 @@ class RewriteConfig(TokenConfig):
             (remote and needed > self.engine.most, "engine.most", cut),
             (remote and self.reward.reading_cost, "reward.reading_cost", f"{ids}; use 0"),
             (remote and self.reward.measure == ANSWER_RANK, "reward.measure", f"{ids}; use rr"),
-            (remote and TALKATIVE in (made.train, made.dev, made.test), "search.engine", unknown),
+            (remote and TALKATIVE in (data.train, data.dev, data.test), "search.engine", unknown),
         )
         rules = (
             (batch % rule.members, "train.batch_size", members),

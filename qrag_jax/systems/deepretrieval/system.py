@@ -113,7 +113,7 @@ def load_inputs(
     if listed is None:
         parts = asked.parts(trains)
     else:
-        plain = [dataclasses.replace(each, grades=(), answers=()) for each in listed]
+        plain = [dataclasses.replace(query, grades=(), answers=()) for query in listed]
         parts = {"train": [], "dev": [], "test": plain}
     data: dict[str, str] = {}
     library: SearchLibrary
@@ -147,8 +147,8 @@ def load_inputs(
         # The test, which may change, may have a collection of its own.
         digests = {name: library.by_name[name].corpus.digest for name in sorted(trained)}
         data["search"] = token_system.fingerprint(digests.items())
-    evaluated = {(each.collection, each.question) for each in (*parts["dev"], *parts["test"])}
-    left = [each for each in parts["train"] if (each.collection, each.question) not in evaluated]
+    evaluated = {(task.collection, task.question) for task in (*parts["dev"], *parts["test"])}
+    left = [task for task in parts["train"] if (task.collection, task.question) not in evaluated]
     if parts["train"] and not left:
         raise InputError(
             "all of config.queries.train is in config.queries.dev or test; name other parts."
@@ -160,7 +160,7 @@ def load_inputs(
     if trains and queries.train == TALKATIVE:
         script = demonstration_scripts().RewriteScript(asked.made[1])
     elif trains and SCRIPT in config.stages and isinstance(library, Collections):
-        corpora = ((p.whole for p in each.corpus) for each in library.by_name.values())
+        corpora = ((p.whole for p in collection.corpus) for collection in library.by_name.values())
         sentences = world("sentences.py").corpus_sentences(config.dropped, corpora)
         script = demonstration_scripts().RewriteScript(*sentences)
     agent = agent_of(config, config.reward.k)
@@ -230,66 +230,66 @@ class _Asked:
         order = np.random.default_rng(self.config.seed).permutation(len(train))
         held = {*order[:count].tolist()}
         sides: tuple[list[Sample], list[Sample]] = [], []
-        for number, each in enumerate(train):
-            sides[number in held].append(each)
+        for number, query in enumerate(train):
+            sides[number in held].append(query)
         return sides
 
     def read(self, text: str, part_made: str) -> list[Sample]:
         """The queries of a dataset string; ids need be unique within each of its parts alone."""
         if text == TALKATIVE:
-            return [dataclasses.replace(each, collection=_MADE) for each in self.made[0][part_made]]
-        found = []
+            return [dataclasses.replace(task, collection=_MADE) for task in self.made[0][part_made]]
+        queries = []
         for part in parse_parts(text, WITHOUT):
             read, report = read_judged_queries(part)
             log(report.summary())
             name, _ = _collection(part)
-            found += [dataclasses.replace(each, collection=name) for each in read]
-        return found
+            queries += [dataclasses.replace(task, collection=name) for task in read]
+        return queries
 
     @cached_property
     def corpora(self) -> dict[str, str]:
         """The corpora of the collections that the config names; "": section `search` has it."""
-        queries, search, found = self.config.queries, self.config.search, dict[str, str]()
+        queries, search, corpora = self.config.queries, self.config.search, dict[str, str]()
         if search.index or search.corpus:
-            found[""] = ""
+            corpora[""] = ""
         for text in filter(None, (queries.train, queries.dev, queries.test)):
             if text == TALKATIVE:
-                found[_MADE] = ""
+                corpora[_MADE] = ""
                 continue
             for part in parse_parts(text, WITHOUT):
                 name, path = _collection(part)
-                if name and (name == OWN or found.setdefault(name, path) != path):
+                if name and (name == OWN or corpora.setdefault(name, path) != path):
                     raise InputError(
                         f"{part.path} is a collection of the name {name}, as is "
-                        f"{found.get(name) or 'one of the run itself'}; rename the folder."
+                        f"{corpora.get(name) or 'one of the run itself'}; rename the folder."
                     )
-        return found
+        return corpora
 
     def opened(self, named: set[str], folder: Path, *, begun: bool = True) -> Collections:
         """What is searched, by the names of the collections; what is made is in a folder's."""
-        search, found = self.config.search, dict[str, CorpusLibrary]()
+        search, libraries = self.config.search, dict[str, CorpusLibrary]()
         if "" in named - {*self.corpora}:
             raise InputError(
                 "queries in rows need documents; give config.search.corpus or search.index."
             )
         for name in sorted(named):
-            own = search
+            settings = search
             if name:
-                own = dataclasses.replace(search, index="", corpus=self.corpora[name])
-            found[name] = open_search(
-                own, lambda: self.made[2], folder / (name or OWN), begun=begun
+                settings = dataclasses.replace(search, index="", corpus=self.corpora[name])
+            libraries[name] = open_search(
+                settings, lambda: self.made[2], folder / (name or OWN), begun=begun
             )
-        return Collections(found)
+        return Collections(libraries)
 
     def on_corpora(
         self, queries: Sequence[Sample], field: str, library: Collections
     ) -> list[Sample]:
         """The queries of which their collection has a relevant document."""
         search, kept = self.config.search, list[Sample]()
-        for name in dict.fromkeys(each.collection for each in queries):
-            own = [each for each in queries if each.collection == name]
+        for name in dict.fromkeys(query.collection for query in queries):
+            part = [query for query in queries if query.collection == name]
             if name != _MADE:  # whose passages are made with them
-                needed = [*{document: 0 for each in own for document, _ in each.grades}]
+                needed = [*{document: 0 for query in part for document, _ in query.grades}]
                 numbers = library.by_name[name].corpus.numbers(needed)
                 known = {document for document, number in zip(needed, numbers) if number >= 0}
                 about = f"config.search.{'index' if search.index else 'corpus'}"
@@ -297,10 +297,10 @@ class _Asked:
                 if name:
                     about, fix = f"the corpus of {self.corpora[name]}", f"{fix} or in that folder"
                 named = {"field": field, "corpus": about, "fix": fix}
-                own, summary = check_in_corpus(own, known, search.max_missing_share, **named)
+                part, summary = check_in_corpus(part, known, search.max_missing_share, **named)
                 if summary:
                     log(f"{name or 'queries'}: {summary}")
-            kept += own
+            kept += part
         return kept
 
 
@@ -388,8 +388,8 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         state, metrics = super().update(state, episodes)
         limited = self.config.guards.metrics
         if stage.plan.kind == RL and limited:
-            found = {name: metrics[name] for name in limited if name in metrics}
-            self.look(self._shape | jax.device_get(found))
+            watched = {name: metrics[name] for name in limited if name in metrics}
+            self.look(self._shape | jax.device_get(watched))
         return state, metrics
 
     def look(self, metrics: Mapping[str, float]) -> None:
@@ -413,10 +413,10 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         self, tasks: Sequence[Sample], stop: StopSignal
     ) -> list[tuple[Sample, float | Failure]]:
         """With the reward's measure of what each task's original query finds."""
-        found = self.searched(tasks, self.config.reward.k, stop)
+        results = self.searched(tasks, self.config.reward.k, stop)
         return [
-            (task, each if isinstance(each, Failure) else self.reward.measure(task, each))
-            for task, each in zip(tasks, found)
+            (task, result if isinstance(result, Failure) else self.reward.measure(task, result))
+            for task, result in zip(tasks, results)
         ]
 
     def rewarded(self, *what: Any, **how: Any) -> list[TokenTrajectory]:
@@ -445,25 +445,25 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
 
         def search(some: Sequence[Sample]) -> list[Found]:
             asked = [(task, Look(one_line(write(task.question)), k)) for task in some]
-            found: dict[int, Found] = {}
+            hits: dict[int, Found] = {}
             left: Sequence[int] = range(len(some))
             for _ in range(self.config.rollout.attempts):
-                found |= zip(left, self.inputs.library.look([asked[n] for n in left]), strict=True)
-                left = [place for place in left if isinstance(found[place], Failure)]
-            return [found[place] for place in range(len(some))]
+                hits |= zip(left, self.inputs.library.look([asked[n] for n in left]), strict=True)
+                left = [place for place in left if isinstance(hits[place], Failure)]
+            return [hits[place] for place in range(len(some))]
 
         return self.patience(stop, Failure).play(tasks, search) if tasks else []
 
     def shape_of(self, trajectories: Sequence[TokenTrajectory]) -> dict[str, float]:
         """Means of the guards' measures of the queries, and of the parts of rewards."""
         shapes = []
-        for each in trajectories:
-            if query := each.facts.get("answer"):
-                task = self.inputs.train[each.question]
+        for trajectory in trajectories:
+            if query := trajectory.facts.get("answer"):
+                task = self.inputs.train[trajectory.question]
                 shapes.append(rewrite.guard_measures(task.question, query, task.answers))
-        parts = means(columns_of(each.parts for each in trajectories)).items()
+        parts = means(columns_of(trajectory.parts for trajectory in trajectories)).items()
         return {
-            name: float(np.mean([each[name] for each in shapes])) if shapes else float("nan")
+            name: float(np.mean([shape[name] for shape in shapes])) if shapes else float("nan")
             for name in rewrite.GUARD_MEASURES
         } | {f"train/{name}": mean for name, mean in parts if name != REWARD}
 
@@ -485,14 +485,14 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         keys = self.keys(stream, len(tasks), 1)
         episodes = self.episodes(params, tasks, keys, stop, greedy=greedy, agent=agent)
         form = config.writing.kind.form
-        return [played_row(*each, speech, form) for each in zip(tasks, episodes, strict=True)]
+        return [played_row(*pair, speech, form) for pair in zip(tasks, episodes, strict=True)]
 
     def rows_by_rule(
         self, tasks: Sequence[Sample], stop: StopSignal, write: Callable[[str], str] = str
     ) -> list[RewriteRow]:
         """Those of queries that a rule writes, see `searched`."""
-        found = self.searched(tasks, self.config.eval.depth, stop, write)
-        return [searched_row(task, write(task.question), f) for task, f in zip(tasks, found)]
+        results = self.searched(tasks, self.config.eval.depth, stop, write)
+        return [searched_row(task, write(task.question), f) for task, f in zip(tasks, results)]
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         settings, tasks = self.config.eval, self.inputs.dev
@@ -504,8 +504,8 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         library = self.inputs.library
-        own = np.array([library.searched, library.asked])
-        searched, asked = hosts.of_each(own).sum(axis=0).tolist()
+        local_counts = np.array([library.searched, library.asked])
+        searched, asked = hosts.of_each(local_counts).sum(axis=0).tolist()
         shape = {name: value for name, value in self._shape.items() if not np.isnan(value)}
         return shape | {
             "failed_episodes": float(counts.failed),
@@ -556,14 +556,14 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         for name, (label, write) in zip(_BY_RULE, rules, strict=True):
             yield Way(name, label, partial(ruled, write), predictor.record)
 
-    def summary(self, predictor: Predictor, found: Logs) -> tuple[dict[str, Any], list[str]]:
-        tasks, settings, main = self.inputs.test, self.config.eval, found[0][0]
-        rows = {label: REWRITES.read(log) for label, log in found}
+    def summary(self, predictor: Predictor, logs: Logs) -> tuple[dict[str, Any], list[str]]:
+        tasks, settings, main = self.inputs.test, self.config.eval, logs[0][0]
+        rows = {label: REWRITES.read(log) for label, log in logs}
         notes = _write_runs(
-            found[0][1].parent / RUNS, tasks, {log.stem: rows[label] for label, log in found}
+            logs[0][1].parent / RUNS, tasks, {log.stem: rows[label] for label, log in logs}
         )
         summary, text = _compared(tasks, rows, main, settings.measures)
-        by_model = [label for label, log in found if log.stem not in _BY_RULE]
+        by_model = [label for label, log in logs if log.stem not in _BY_RULE]
         shapes = {label: shape_of_rows(tasks, rows[label]) for label in by_model}
         text += ["what the models write:", *shape_lines(shapes), ""]
         about = {"main": main, "best_by": settings.best_by, "shapes": shapes, "notes": notes}
@@ -577,17 +577,17 @@ def _compared(
     measures: Sequence[str],
 ) -> tuple[dict[str, Any], list[str]]:
     """`pooled` over all queries, and `collections`, each by its name; and their tables."""
-    ways = {label: measured(own, measures) for label, own in rows.items()}
+    ways = {label: measured(rows_of_way, measures) for label, rows_of_way in rows.items()}
     places: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
         places.setdefault(task.collection or OWN, []).append(number)
     every, text = dict[str, dict[str, Any]](), list[str]()
     for name, numbers in (places | {POOLED: [*range(len(tasks))]}).items():
-        own = {
+        part = {
             label: {measure: column[numbers] for measure, column in columns.items()}
             for label, columns in ways.items()
         }
-        every[name] = scoring.compared(own, main, rewrite_summary, rewrite_gains)
+        every[name] = scoring.compared(part, main, rewrite_summary, rewrite_gains)
         if name != POOLED or len(places) > 1:
             gains = ((f"gain over {way}", gain) for way, gain in every[name]["gains"].items())
             counts = {"failed": "{failed} of {queries}"}
@@ -609,17 +609,17 @@ def _write_runs(
     """
     notes = []
     for collection in dict.fromkeys(task.collection for task in tasks):
-        own = [n for n, task in enumerate(tasks) if task.collection == collection]
-        to, ids = folder / (collection or OWN), [tasks[n].id for n in own]
+        numbers = [n for n, task in enumerate(tasks) if task.collection == collection]
+        to, ids = folder / (collection or OWN), [tasks[n].id for n in numbers]
         if len({*ids}) < len(ids):
             notes.append(f"{to} is not written: two queries have one id")
             continue
         try:
-            write_qrels(to / QRELS, {tasks[n].id: dict(tasks[n].grades) for n in own})
-            for name, each in rows.items():
+            write_qrels(to / QRELS, {tasks[n].id: dict(tasks[n].grades) for n in numbers})
+            for name, way in rows.items():
                 run = {
-                    each[n].id: {doc: 1 / rank for rank, doc in enumerate(each[n].ranking, 1)}
-                    for n in own
+                    way[n].id: {doc: 1 / rank for rank, doc in enumerate(way[n].ranking, 1)}
+                    for n in numbers
                 }
                 write_run(to / f"{name}.run", run, name)
         except InputError as error:

@@ -88,13 +88,13 @@ def load_inputs(
             is written by what trains.
     """
     asked, settings, writing = config.questions, config.search, config.writing
-    is_made, made = asked.train == BRIDGE, dict[str, list[Any]]()
+    is_made, questions = asked.train == BRIDGE, dict[str, list[Any]]()
 
     def read(split: Split, text: str, count: int) -> list[Sample]:
         if text != BRIDGE:
             return token_system.read_samples(text, from_corpus=True)
-        made[split] = world().bridge_questions(asked.bridge_seed, split, range(count))
-        return [each.query for each in made[split]]
+        questions[split] = world().bridge_questions(asked.bridge_seed, split, range(count))
+        return [question.query for question in questions[split]]
 
     pairs = read_pairs(config.pairs.path) if trains else []
     every_dev, train = read("dev", asked.dev, asked.bridge_dev), list[Sample]()
@@ -108,7 +108,7 @@ def load_inputs(
         brought = (*train, *every_dev, *every[count:])
 
         def pages() -> Iterable[Passage]:
-            return pooled(page for each in brought for page in each.passages)
+            return pooled(page for sample in brought for page in sample.passages)
 
         passages = pages
     begun = search is None and has_begun(workdir)
@@ -121,7 +121,7 @@ def load_inputs(
     script = None
     if is_made and trains:
         script = queries.demonstration_scripts().QueryScript.of(
-            made["train"], library, settings.gold_by, prompt
+            questions["train"], library, settings.gold_by, prompt
         )
     data = {"prompt": prompt.prompt.fingerprint, "corpus": library.corpus.digest}
     data |= {"pairs": token_system.fingerprint(pairs)} if pairs else {}
@@ -250,7 +250,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         lessons = lessons_of(states, shown, self.inputs.agent.prompt, self.inputs.speech)
         path = self.trying.folder(iteration) / PAIRS
         hosts.first_does(partial(write_pairs, path, lessons.texts))
-        unscored = sum(not each.scored for each in tries)
+        unscored = sum(not attempt.scored for attempt in tries)
         log(
             f"iteration {iteration}: {report_of(states)}; {unscored} tries without a score, "
             f"{lessons.too_long} states whose prompts are too long"
@@ -288,9 +288,9 @@ class Leret(token_system.TokenSystem[LeretConfig]):
             stop.check()
             rows = self.token_rows(stage, taught_by(pairs[first : first + size]))
             parts.append(self._log_probs(state.params, rows, shape, *self.base))
-        found = np.concatenate(parts)
-        hosts.first_does(partial(write_json, path, {"log_probs": found.tolist()}))
-        return found
+        log_probs = np.concatenate(parts)
+        hosts.first_does(partial(write_json, path, {"log_probs": log_probs.tolist()}))
+        return log_probs
 
     @cached_property
     def _log_probs(self) -> Any:
@@ -407,8 +407,8 @@ class Leret(token_system.TokenSystem[LeretConfig]):
             by = by_rule(library, config.writing.k, write)
             yield Way(name, label, partial(ruled, by), predictor.record)
 
-    def summary(self, predictor: Predictor, found: Logs) -> tuple[dict[str, Any], list[str]]:
-        rows, main = {label: HOPS.read(log) for label, log in found}, found[0][0]
+    def summary(self, predictor: Predictor, logs: Logs) -> tuple[dict[str, Any], list[str]]:
+        rows, main = {label: HOPS.read(log) for label, log in logs}, logs[0][0]
         summary = scoring.compared(rows, main, hop_summary, hop_gains)
         return summary, hop_table(summary["scores"], summary["gains"], len(rows[main][0].hops))
 

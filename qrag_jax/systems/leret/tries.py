@@ -68,13 +68,13 @@ def try_of(config: LeretConfig, asked: Asked, episode: Episode) -> Try:
     """What a played hop came to; a failure has no reward."""
     state, ended, turns = asked.state, episode.ended, [*itertools.chain(*episode.segments)]
     pool, scores, reward = state.pool, dict[str, float](), None
-    found: tuple[tuple[str, float], ...] = ()
+    hits: tuple[tuple[str, float], ...] = ()
     if isinstance(ended, Failed):
         outcome, query = ended.cause, ""
     else:
         assert isinstance(ended, Searched)
         outcome, query = ended.outcome, ended.answer
-        found = tuple((passage.id, passage.score) for passage in ended.found)
+        hits = tuple((passage.id, passage.score) for passage in ended.found)
         pool = grown(state.pool, ended.found, config.writing.order)
         if outcome in (SEARCHED, STOPPED):
             scores = pool_scores(config, state, pool)
@@ -86,7 +86,7 @@ def try_of(config: LeretConfig, asked: Asked, episode: Episode) -> Try:
         query=query,
         sampled=tuple(turns[-1].sampled.tolist()) if turns else (),
         outcome=outcome,
-        found=found,
+        found=hits,
         pool=tuple(passage.id for passage in pool),
         scores=scores,
         reward=reward,
@@ -131,25 +131,25 @@ def search_hops(
             now[place] = before.after(before.pool)
             if place in asked:
                 episode = episodes[place]
-                made = try_of(config, asked[place], episode)
-                if made.outcome == SEARCHED:
-                    now[place] = state_after(before, made, library)
-                reward = made.scores[AP] if made.scored else None
-                tried.append(Tried(before, made.query, now[place].pool, reward))
+                attempt = try_of(config, asked[place], episode)
+                if attempt.outcome == SEARCHED:
+                    now[place] = state_after(before, attempt, library)
+                reward = attempt.scores[AP] if attempt.scored else None
+                tried.append(Tried(before, attempt.query, now[place].pool, reward))
                 wrote = {
-                    "query": made.query,
-                    "outcome": made.outcome,
+                    "query": attempt.query,
+                    "outcome": attempt.outcome,
                     "read": sum(len(turn.observed) for turn in itertools.chain(*episode.segments)),
-                    "sampled": len(made.sampled),
-                    "found": made.found,
+                    "sampled": len(attempt.sampled),
+                    "found": attempt.found,
                 }
             pool = now[place].pool
             scores = pool_scores(config, before, pool)
-            hops[place].append(Hop(**wrote, pool=tuple(each.id for each in pool), scores=scores))
+            hops[place].append(Hop(**wrote, pool=tuple(p.id for p in pool), scores=scores))
         going = [place for place in going if hops[place][-1].outcome != STOPPED]
     rows = [
-        searched_row(config, library, state, last.pool, own)
-        for state, last, own in zip(states, now, hops, strict=True)
+        searched_row(config, library, state, last.pool, question_hops)
+        for state, last, question_hops in zip(states, now, hops, strict=True)
     ]
     return rows, tried
 
@@ -158,13 +158,13 @@ def searched_row(
     config: LeretConfig, library: CorpusLibrary, state: QueryState, pool: Pool, hops: Sequence[Hop]
 ) -> SearchedRow:
     """How a question was searched for, with the texts of the last pool, and of the gold pages."""
-    known = {key_of(each, config.search.gold_by): each for each in library.named(state.gold_ids)}
-    known |= {key_of(each, config.search.gold_by): each for each in reversed(pool)}  # first wins
+    known = {key_of(p, config.search.gold_by): p for p in library.named(state.gold_ids)}
+    known |= {key_of(p, config.search.gold_by): p for p in reversed(pool)}  # first wins
     gold = [known[page] for page in state.pages if page in known]
     return SearchedRow(
         *(state.id, state.question, state.answers, state.pages, tuple(hops), state.source),
-        gold=tuple(each.id for each in gold),
-        texts={each.id: each.text for each in (*pool, *gold)},
+        gold=tuple(passage.id for passage in gold),
+        texts={passage.id: passage.text for passage in (*pool, *gold)},
     )
 
 
@@ -175,10 +175,10 @@ def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) 
         tasks: list[Any] = [start.task for start in starts]
         looks = [(task, Look(write(task), k)) for task in tasks]
         ends = (
-            Failed(found.cause, found.message)
-            if isinstance(found, Failure)
-            else Searched(look.query, found=found)
-            for (_, look), found in zip(looks, library.look(looks), strict=True)
+            Failed(result.cause, result.message)
+            if isinstance(result, Failure)
+            else Searched(look.query, found=result)
+            for (_, look), result in zip(looks, library.look(looks), strict=True)
         )
         return [Episode(ended, (), 1) for ended in ends]
 
@@ -225,10 +225,10 @@ class Trying:
         if self.split is None:
             return bare
         config, path = self.config.few_shot, self.workdir / few_shot.NAME
-        made = few_shot.FewShotPrompts(bare.prompt.fingerprint)
+        prompts = few_shot.FewShotPrompts(bare.prompt.fingerprint)
         if path.exists():
-            made = few_shot.read_few_shot(path, made.template)
-        for number in range(len(made.rounds) + 1, config.rounds + 1):
+            prompts = few_shot.read_few_shot(path, prompts.template)
+        for number in range(len(prompts.rounds) + 1, config.rounds + 1):
             if play is None:
                 raise InputError(
                     f"{path} is not finished, and its weights are gone; begin a new --workdir."
@@ -237,19 +237,19 @@ class Trying:
                 f"examples, round {number}: {config.bootstrap_questions} questions, then "
                 f"{config.candidates} prompts on {config.rank_questions} others"
             )
-            ranked = self._round(made, number, self.split, play)
-            made = dataclasses.replace(made, rounds=(*made.rounds, ranked))
+            ranked = self._round(prompts, number, self.split, play)
+            prompts = dataclasses.replace(prompts, rounds=(*prompts.rounds, ranked))
             # A round that leaves no prompt is refused here, before it is kept: it can be mended.
-            kept = few_shot.kept_variants(made.rounds, bare, config.kept)
-            hosts.first_does(partial(few_shot.write_few_shot, path, made))
-            scores = {prompt.name: prompt.score for ranked in made.rounds for prompt in ranked}
-            listed = ", ".join(f"{each.name} ({scores[each.name]:.3f})" for each in kept)
+            kept = few_shot.kept_variants(prompts.rounds, bare, config.kept)
+            hosts.first_does(partial(few_shot.write_few_shot, path, prompts))
+            scores = {prompt.name: prompt.score for ranked in prompts.rounds for prompt in ranked}
+            listed = ", ".join(f"{variant.name} ({scores[variant.name]:.3f})" for variant in kept)
             log(f"prompts with examples by mean AP on questions held out: {listed}")
-        variants = few_shot.kept_variants(made.rounds, bare, config.kept)
+        variants = few_shot.kept_variants(prompts.rounds, bare, config.kept)
         return dataclasses.replace(bare, variants=variants)
 
     def _round(
-        self, made: few_shot.FewShotPrompts, number: int, split: few_shot.Split, play: PlayBy
+        self, prompts: few_shot.FewShotPrompts, number: int, split: few_shot.Split, play: PlayBy
     ) -> tuple[few_shot.Candidate, ...]:
         config, stream = self.config, _STREAM + 100 * number
 
@@ -259,13 +259,13 @@ class Trying:
             states = [self.questions[place] for place in places]
             return search_hops(config, self.library, states, by, stream, variant=len(variants))[1]
 
-        best = () if not made.rounds else (made.rounds[-1][0].variant,)
+        best = () if not prompts.rounds else (prompts.rounds[-1][0].variant,)
         shown = tried(split.bootstrap, best, stream)
         solved = few_shot.full_credit(shown, config.writing.hops, config.search.gold_by)
         candidates = few_shot.drawn_candidates(solved, config.few_shot, number)
         rewards = [
-            [one.reward for one in tried(split.rank, (each.variant,), stream + n)]
-            for n, each in enumerate(candidates, start=1)
+            [one.reward for one in tried(split.rank, (candidate.variant,), stream + n)]
+            for n, candidate in enumerate(candidates, start=1)
         ]
         return few_shot.ranked(candidates, rewards)
 
@@ -310,9 +310,9 @@ class Trying:
                 assert play is not None
                 stop.check()
                 episodes = play(prompt, self._starts(number, hop, part))
-                made = [try_of(self.config, a, e) for a, e in zip(part, episodes, strict=True)]
-                hosts.first_does(partial(TRIES.append, path, made))
-                tries += made
+                batch = [try_of(self.config, a, e) for a, e in zip(part, episodes, strict=True)]
+                hosts.first_does(partial(TRIES.append, path, batch))
+                tries += batch
             every += tries
             now = self._next(number, hop, tries, states)
         return every, states
@@ -343,12 +343,12 @@ class Trying:
     ) -> dict[StateKey, QueryState]:
         """The states of the next hop: of each question that goes on, behind one of its tries."""
         by_question: dict[int, list[Try]] = {}
-        for each in tries:
-            by_question.setdefault(each.question, []).append(each)
+        for attempt in tries:
+            by_question.setdefault(attempt.question, []).append(attempt)
         following = {}
-        for question, own in sorted(by_question.items()):
+        for question, attempts in sorted(by_question.items()):
             seed = (self.config.seed, number, hop, question)
-            if best := choose(own, seed):
+            if best := choose(attempts, seed):
                 at = StateKey(question, hop + 1)
                 following[at] = state_after(states[best.at], best, self.library)
         return following
@@ -362,8 +362,8 @@ _MEASURED = 8  # states whose prompts are measured for the longest
 def states_of(config: LeretConfig, tries: Sequence[Try]) -> list[StatePairs]:
     """What is learned at each state that was tried in an iteration."""
     by_state: dict[StateKey, list[Try]] = {}
-    for each in tries:
-        by_state.setdefault(each.at, []).append(each)
+    for attempt in tries:
+        by_state.setdefault(attempt.at, []).append(attempt)
     return [pairs_of(tries, config.pairs) for tries in by_state.values()]
 
 
@@ -392,25 +392,25 @@ def lessons_of(
     """What the tries teach by the bare prompt."""
     imitated, pairs, too_long = list[Lesson](), list[Lesson](), 0
     asked, longest, texts = [], list[Segment](), []  # prompts of states with queries
-    for each in states:
-        if each.at is None or not each.queries:
+    for state in states:
+        if state.at is None or not state.queries:
             continue
-        asked.append(messages := prompt.messages(shown[each.at].asked_by(0)))
-        if each.target is None and not each.pairs:
+        asked.append(messages := prompt.messages(shown[state.at].asked_by(0)))
+        if state.target is None and not state.pairs:
             continue
         opening = speech.scaffold.opening(messages)
         text = speech.tokenizer.decode(opening.tolist(), skip_special_tokens=False)
-        wrote = [query.query for query in each.queries]
-        texts += [(text, wrote[pair.winner], wrote[pair.loser]) for pair in each.pairs]
-        if len(opening) + max(len(query.sampled) for query in each.queries) > speech.room:
+        wrote = [query.query for query in state.queries]
+        texts += [(text, wrote[pair.winner], wrote[pair.loser]) for pair in state.pairs]
+        if len(opening) + max(len(query.sampled) for query in state.queries) > speech.room:
             too_long += 1
             continue
-        turns, question = [(_turn(opening, query),) for query in each.queries], each.at.question
-        if each.target is not None:
-            imitated.append(Lesson((turns[each.target],), question))
-        pairs += [Lesson((turns[p.winner], turns[p.loser]), question) for p in each.pairs]
+        turns, question = [(_turn(opening, query),) for query in state.queries], state.at.question
+        if state.target is not None:
+            imitated.append(Lesson((turns[state.target],), question))
+        pairs += [Lesson((turns[p.winner], turns[p.loser]), question) for p in state.pairs]
     if asked:
-        queries = (query for each in states if each.at is not None for query in each.queries)
+        queries = (query for state in states if state.at is not None for query in state.queries)
         query = max(queries, key=lambda query: len(query.sampled))
         # Texts of more characters have more tokens, or nearly so many.
         asked.sort(key=lambda messages: sum(len(text) for _, text in messages))

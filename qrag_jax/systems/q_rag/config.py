@@ -152,8 +152,8 @@ class QRagConfig(SystemConfig):
         assert self.imitate is not None
         steps = self.imitate.steps
         warmup, rate = min(self.optimizer.warmup_steps, steps // 10), self.imitate.learning_rate
-        own: Any = {"learning_rate": rate, "warmup_steps": warmup, "total_steps": steps}
-        return dataclasses.replace(self.optimizer, **own)
+        fields: Any = {"learning_rate": rate, "warmup_steps": warmup, "total_steps": steps}
+        return dataclasses.replace(self.optimizer, **fields)
 
     @property
     def is_on_device(self) -> bool:

@@ -56,7 +56,7 @@ from qrag_jax.systems.scoring import SUMMARY, mesh_of_run, saved_params
 class SavedRun:
     workdir: Path
     config: QRagConfig
-    given: dict[str, Any]  # the config, as it was given
+    raw: dict[str, Any]  # the config, as it was given
     fields: dict[str, Any]  # the same by names with dots, with all open fields settled
     mesh: Mesh
     loaded: LoadedEncoder
@@ -203,9 +203,9 @@ def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float
 
     It is the config's, else what `evaluate --log` found on the log of this checkpoint.
     """
-    given = run.config.eval.stop_threshold
-    if given > -math.inf:
-        return given
+    threshold = run.config.eval.stop_threshold
+    if threshold > -math.inf:
+        return threshold
     if not (path := run.workdir / "eval" / label / REPORT).exists():
         return None
     report = read_fields(path)
@@ -297,7 +297,7 @@ def card(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
         seconds=json.loads(trained.read_text("utf-8"))["seconds"] if trained.exists() else None,
         scores=table(dict(summary)) if summary else "",
         of_this=of_this,
-        fields=json.dumps(without_folders(run.given), indent=1, default=str),
+        fields=json.dumps(without_folders(run.raw), indent=1, default=str),
     )
     return str(written)
 

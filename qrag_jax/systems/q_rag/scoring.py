@@ -92,9 +92,9 @@ class _Scored:
         run, which, evaluator = self.run, predictor.options.checkpoint, self.evaluator
         name, asked = Path(log_name(run.config.eval.seed)).stem, fingerprint(evaluator.shown)
         trained, step = run.trained(which)
-        own = f"{which}-{step}"
+        checkpoint = f"{which}-{step}"
         predictor.steps[which] = step
-        for label, params in ((facts.UNTRAINED, run.untrained()), (own, trained)):
+        for label, params in ((facts.UNTRAINED, run.untrained()), (checkpoint, trained)):
             several, one = _both(evaluator, params)
             record = log_record(run, label, weights_digest(params), asked, searched=False)
             yield scoring.Way(f"{label}/{name}", label, several, record)
@@ -102,17 +102,17 @@ class _Scored:
             yield scoring.Way(single, f"{label}, one step", one, record)
         if run.config.eval.searches:
             by_beam = _plays(run, beam_search(run, trained, self.store))
-            record = log_record(run, own, weights_digest(trained), asked, searched=True)
-            planned, size = f"{own}/planned_{name}", run.config.eval.batch_size
+            record = log_record(run, checkpoint, weights_digest(trained), asked, searched=True)
+            planned, size = f"{checkpoint}/planned_{name}", run.config.eval.batch_size
             yield scoring.Way(planned, facts.PLANNED, by_beam, record, size=size)
 
     def summary(
-        self, predictor: scoring.Predictor, found: scoring.Logs
+        self, predictor: scoring.Predictor, logs: scoring.Logs
     ) -> tuple[dict[str, Any], list[str]]:
         config, which = self.run.config, predictor.options.checkpoint
         both = itertools.product((facts.UNTRAINED, facts.TRAINED), ("multi", "single"))
-        logs = zip([*(facts.NAMES[each] for each in both), facts.PLANNED], found)
-        played = {name: RETRIEVALS.read(log) for name, (_, log) in logs}
+        named = zip([*(facts.NAMES[key] for key in both), facts.PLANNED], logs)
+        played = {name: RETRIEVALS.read(log) for name, (_, log) in named}
         summary: dict[str, Any] = {
             "best_is_untrained": which == "best" and predictor.steps[which] == 0,
             **facts.compared(played, in_full=config.rollout.never_terminate),
@@ -127,7 +127,7 @@ class _Scored:
                     "one about the retrieval log"
                 )
             lines.append(f"returns are those of the supporting facts: {why}")
-        return summary, [*lines, f"retrieval log: {found[2][1]}"]
+        return summary, [*lines, f"retrieval log: {logs[2][1]}"]
 
 
 def _both(
@@ -286,10 +286,10 @@ def score_lengths(
     for length, documents in sets.items():
         log = out / label / log_name(config.eval.seed, length)
         # The first and the last document, and all texts of documents: to make all takes long.
-        made = documents.samples
-        content = made.content if isinstance(made, LazySamples) else ""
+        played = documents.samples
+        content = played.content if isinstance(played, LazySamples) else ""
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
-        about = f"{len(made)} {fingerprint([made[0], made[-1]])} {digest} of {documents.fits}"
+        about = f"{len(played)} {fingerprint([played[0], played[-1]])} {digest} of {documents.fits}"
         record = log_record(run, label, weights, about, searched=True)
         memory = PeakMemory()
         way = scoring.Way("", f"{length} chunks", _plays(run, searcher), record)
@@ -337,4 +337,4 @@ def _table(results: Sequence[dict[str, Any]]) -> str:
             value = (result | scores | cut)[name]
             yield "" if value is None else format(value, form)
 
-    return "\n".join(columns_text([[*COLUMNS], *([*cells(each)] for each in results)]))
+    return "\n".join(columns_text([[*COLUMNS], *([*cells(result)] for result in results)]))

@@ -87,7 +87,7 @@ class QRag(MeshSystem[QRagConfig]):
         config.reward.name = QRagConfig.of(config).reward.name
 
     @classmethod
-    def check_mesh(cls, config: QRagConfig, mesh: Mesh, own: Mesh) -> None:
+    def check_mesh(cls, config: QRagConfig, mesh: Mesh, local_mesh: Mesh) -> None:
         for stage in config.stages:
             config.host_batch(stage, mesh.size, jax.process_count())
         check_split("eval.batch_size", config.eval.batch_size, mesh.size)
@@ -216,14 +216,14 @@ class QRag(MeshSystem[QRagConfig]):
         play, gradient = chunks + states, towers.gradient_passes
         programs = []
 
-        def add(name: str, function: Any, arguments: tuple[Any, ...], count: int, each: float):
+        def add(name: str, function: Any, arguments: tuple[Any, ...], count: int, cost: float):
             dtype = trunk.precision.products.name
-            programs.append(Program(name, function, arguments, count * each, dtype))
+            programs.append(Program(name, function, arguments, count * cost, dtype))
 
         if config.imitate:
             count = config.imitate.batch_size  # of two orders of the facts
-            shown, each = inputs.batch_shapes(count), (1 + gradient) * (chunks + 2 * states)
-            add("imitation", self._imitation, (state, shown, *base), count, each)
+            shown, imitated = inputs.batch_shapes(count), (1 + gradient) * (chunks + 2 * states)
+            add("imitation", self._imitation, (state, shown, *base), count, imitated)
         if PQN in config.stages:
             count, learned = config.train.batch_size, gradient * (states + chosen)
             episodes: Any = batch
@@ -374,15 +374,15 @@ def load_inputs(
     )
 
 
-def _max_steps(given: int, splits: Mapping[str, LoadedSamples]) -> int:
+def _max_steps(max_steps: int, splits: Mapping[str, LoadedSamples]) -> int:
     """T, which a config may leave open (0), and how many questions it is too small for.
 
     Sources that make their documents are not counted: their configs give T.
     """
     facts = {split: [len(sample.support) for sample in _read(s)] for split, s in splits.items()}
     most = max(facts["training"], default=0)
-    steps = given or most or ChunksConfig.max_steps
-    if not given:
+    steps = max_steps or most or ChunksConfig.max_steps
+    if not max_steps:
         why = "the most supporting facts of a training question"
         unknown = "no training question names its supporting facts; give what yours need"
         log(f"config.env.max_steps={steps}: {why if most else unknown}")

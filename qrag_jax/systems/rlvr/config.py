@@ -62,9 +62,9 @@ class EnvironmentConfig:
         """The Python that has verifiers."""
         if self.python:
             return str(Path(self.python).expanduser().absolute())
-        made = Path(MADE).absolute() / "bin" / "python"
-        if os.access(made, os.X_OK):
-            return str(made)
+        python = Path(MADE).absolute() / "bin" / "python"
+        if os.access(python, os.X_OK):
+            return str(python)
         if importlib.util.find_spec("verifiers") is not None:
             return sys.executable
         raise InputError(
@@ -166,22 +166,22 @@ class RlvrConfig(token_config.TokenConfig):
         )
         if SFT in self.stages:
             bridge = token_config.BRIDGE
-            own = f"and sft demonstrates {bridge!r} on documents of their own; set stages to grpo"
+            why = f"and sft demonstrates {bridge!r} on documents of their own; set stages to grpo"
             refuse(
                 self,
-                (self.env.verifiers, "env.verifiers", own),
-                (self.questions.train != bridge, "questions.train", own),
-                (self.search.corpus, "search.corpus", own),
-                (self.search.index, "search.index", own),
+                (self.env.verifiers, "env.verifiers", why),
+                (self.questions.train != bridge, "questions.train", why),
+                (self.search.corpus, "search.corpus", why),
+                (self.search.index, "search.index", why),
             )
         return self.with_stages()
 
     @classmethod
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:
         of_index = ("index", "corpus", "engine", "encoder", "question_prefix", "passage_prefix")
-        own = not (fields["search.index"] or fields["search.corpus"])
-        further = () if own else ("dtype", *vars(BM25Config()))
-        reranker = [] if own else ["reranker"]
+        own_documents = not (fields["search.index"] or fields["search.corpus"])
+        further = () if own_documents else ("dtype", *vars(BM25Config()))
+        reranker = [] if own_documents else ["reranker"]
         return [*super().unread(fields), *reranker, *unread(*of_index, *further)]
 
     @property

@@ -190,9 +190,9 @@ class EnvironmentRlvr(ToolSystem):
     # ---------------------------------------------------------------- episodes
 
     def _played(self, *how: Any) -> list[TokenTrajectory]:
-        found = super()._played(*how)
-        self._parts = means(columns_of(each.parts for each in found))
-        return found
+        trajectories = super()._played(*how)
+        self._parts = means(columns_of(trajectory.parts for trajectory in trajectories))
+        return trajectories
 
     def episodes(
         self, weights: Any, tasks: Sequence[Any], keys: np.ndarray, stop: StopSignal, **how: Any
@@ -208,7 +208,7 @@ class EnvironmentRlvr(ToolSystem):
     def _environments(self) -> dict[bool, environment_play.EnvironmentPlay]:
         """By whether the likeliest tokens are sampled."""
         config, inputs, env = self.config, self.inputs, self.config.env
-        found = {}
+        plays = {}
         for greedy in (False, True):
             settings = environment_play.PlaySettings(
                 turn=config.tools.turn_tokens,
@@ -220,8 +220,8 @@ class EnvironmentRlvr(ToolSystem):
                 side_by_side=env.side_by_side,
                 renderer=inputs.renderer,
             )
-            found[greedy] = environment_play.EnvironmentPlay(inputs.process, settings, self.counts)
-        return found
+            plays[greedy] = environment_play.EnvironmentPlay(inputs.process, settings, self.counts)
+        return plays
 
     def trajectory(
         self, episode: Episode, of: tuple[int, int], task: EnvironmentTask, *more: Any
@@ -252,13 +252,13 @@ class EnvironmentRlvr(ToolSystem):
             **{f"env/{name}": value for name, value in self._parts.items()},
         }
 
-    def summary(self, predictor: Predictor, found: Logs) -> tuple[dict[str, Any], list[str]]:
+    def summary(self, predictor: Predictor, logs: Logs) -> tuple[dict[str, Any], list[str]]:
         """The file that verifiers itself would write is written next to each log."""
         scores, ended = dict[str, dict[str, Any]](), list[str]()
-        for label, path in found:
+        for label, path in logs:
             facts = [row.trajectory["facts"] for row in PREDICTIONS.each(path)]
             traces = path.with_name(TRACES)
-            write_whole(traces, "".join(f"{each[TRACE]}\n" for each in facts))
+            write_whole(traces, "".join(f"{episode[TRACE]}\n" for episode in facts))
             rows = scored_episodes(path)
             columns = columns_of(
                 episode_columns(
@@ -271,16 +271,16 @@ class EnvironmentRlvr(ToolSystem):
             scores[label] = with_intervals(columns) | {"failed_share": lost}
             for name, values in columns.items():
                 scores[label][name]["std"] = float(np.std(values))
-            ends = collections.Counter(each["stop"] for each in facts if "stop" in each)
+            ends = collections.Counter(episode["stop"] for episode in facts if "stop" in episode)
             shares = (f"{name} {count / ends.total():.0%}" for name, count in ends.most_common())
             ended.append(f"{label} ended by: {', '.join(shares)} ({traces})")
-        names = dict.fromkeys(name for own in scores.values() for name in own)
+        names = dict.fromkeys(name for score in scores.values() for name in score)
         del names["failed_share"]
         table = score_table(scores.items(), [*names], {"no reward": "{failed_share:.0%}"})
         about = {
             "environment": self.config.env.verifiers,
             "verifiers": self.inputs.about.version,
-            "main": found[0][0],
+            "main": logs[0][0],
             "tasks": len(self.inputs.dev),
             "episodes_per_task": len(rows) // len(self.inputs.dev),
             "scores": scores,

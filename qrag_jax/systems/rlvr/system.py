@@ -80,20 +80,20 @@ def load_inputs(
         functions=functions.schemas if functions else (),
     )
     library = open_library(config, workdir / SEARCH, mesh)
-    made: dict[str, list[Any]] = {}  # the questions that are made here
+    questions: dict[str, list[Any]] = {}  # the questions that are made here
 
     def read(split: Split, text: str, count: int) -> list[ToolTask]:
         if text != BRIDGE:
             return tasks_of(token_system.read_samples(text), config.tasks)
-        made[split] = world().bridge_questions(asked.bridge_seed, split, range(count))
-        return [*map(bridge_task, made[split])]
+        questions[split] = world().bridge_questions(asked.bridge_seed, split, range(count))
+        return [*map(bridge_task, questions[split])]
 
     dev: Sequence[ToolTask] = read("dev", asked.dev, asked.bridge_dev)
     train: Sequence[ToolTask] = ()
     if trains or asked.train == BRIDGE:  # whose texts a tiny model's tokenizer is trained on
         train = read("train", asked.train, asked.bridge_train)
     train = without_asked(train, dev) if trains else ()
-    bridge = made.get("train", ())
+    bridge = questions.get("train", ())
     corpus = library.corpus if isinstance(library, CorpusLibrary) else None
     if corpus is not None:
         train, dev = on_corpus(train, corpus), on_corpus(dev, corpus)
@@ -202,8 +202,8 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
 
         `retriever`: of the tool that searches; "": the config's own.
         """
-        config, inputs, own = self.config, self.inputs, self.config.search.engine
-        name, library = retriever or own, None
+        config, inputs, engine = self.config, self.inputs, self.config.search.engine
+        name, library = retriever or engine, None
         if config.env.verifiers and options.retrievers:
             raise InputError(
                 f"--retrievers={','.join(options.retrievers)} is for questions of our own, and the "
@@ -213,7 +213,7 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
             name = "predictions"
         else:
             folder, library = self.workdir / SEARCH, inputs.library
-            library = library if name == own else open_library(config, folder, self.mesh, name)
+            library = library if name == engine else open_library(config, folder, self.mesh, name)
         draws, greedy = options.sampled or 1, not options.sampled and config.eval.greedy
         by: Any = {"greedy": greedy, "library": library}
 
@@ -223,7 +223,7 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
             numbers = range(first, first + len(tasks))
             keys = np.asarray(draw_keys(key, np.array(numbers, np.uint32), draws))
             played = self.rewarded(params, tasks, numbers, keys, stop, **by)
-            return [self.row(each, tasks[n // draws]) for n, each in enumerate(played)]
+            return [self.row(trajectory, tasks[n // draws]) for n, trajectory in enumerate(played)]
 
         used = {n: v for n, v in raw.to_dict().items() if n not in _OF_TRAINING}
         record = {
@@ -250,29 +250,29 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
             for retriever in options.retrievers
         ]
         for weights in predictor.ways(options.checkpoint):
-            for each in players or [predictor]:
-                yield each.way(weights, f"{weights.name}/{each.name}")
+            for player in players or [predictor]:
+                yield player.way(weights, f"{weights.name}/{player.name}")
 
-    def summary(self, predictor: Predictor, found: Logs) -> tuple[dict[str, Any], list[str]]:
+    def summary(self, predictor: Predictor, logs: Logs) -> tuple[dict[str, Any], list[str]]:
         """Scores and gains by the retriever, then by the weights."""
         from qrag_jax.metrics.summaries import episode_gains, episode_summary, episode_table
 
-        logs, main = dict[str, dict[str, Path]](), found[0][0]
-        for label, path in found:
-            logs.setdefault(path.stem, {})[label] = path
+        by_name, main = dict[str, dict[str, Path]](), logs[0][0]
+        for label, path in logs:
+            by_name.setdefault(path.stem, {})[label] = path
         scores, gains, files = (dict[str, dict[str, Any]]() for _ in range(3))
-        for name, own in logs.items():
-            rows = {label: scored_episodes(log) for label, log in own.items()}
+        for name, paths in by_name.items():
+            rows = {label: scored_episodes(log) for label, log in paths.items()}
             both = scoring.compared(rows, main, episode_summary, episode_gains)
             scores[name], gains[name] = both["scores"], both["gains"]
             # Each log is in the folder of its weights, in that of all.
-            files[name] = {label: f"{log.parent.name}/{log.name}" for label, log in own.items()}
+            files[name] = {label: f"{log.parent.name}/{log.name}" for label, log in paths.items()}
         shown, differences = (
-            {f"{name}, {of}{label}": each for name in logs for label, each in tree[name].items()}
+            {f"{name}, {of}{label}": row for name in by_name for label, row in tree[name].items()}
             for of, tree in (("", scores), ("gain over ", gains))
         )
         lines = episode_table(shown, differences)
-        about = {"retriever": next(iter(logs)), "weights": main}
+        about = {"retriever": next(iter(by_name)), "weights": main}
         return {"main": about, "scores": scores, "gains": gains, "files": files}, lines
 
 
@@ -317,7 +317,7 @@ class Rlvr(ToolSystem):
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
         if functions := inputs.functions:
             self.provenance[TOOLS_PATH] = f"{config.tools.path} {functions.digest}"
-            names = ", ".join(each["function"]["name"] for each in functions.schemas)
+            names = ", ".join(schema["function"]["name"] for schema in functions.schemas)
             log(
                 f"tools of {config.tools.path}, in a process of its own, without a sandbox: {names}"
             )
@@ -330,17 +330,17 @@ class Rlvr(ToolSystem):
         )
 
     def _played(self, *how: Any) -> list[TokenTrajectory]:
-        found, most = super()._played(*how), self.config.tools.max_failed_share
-        lost = [each for each in found if each.status in OWN_CAUSES]
+        trajectories, most = super()._played(*how), self.config.tools.max_failed_share
+        lost = [trajectory for trajectory in trajectories if trajectory.status in OWN_CAUSES]
         self._unscored += len(lost)
-        for each in found:
-            self._calls.update({name: each.facts["tally"][name] for name in _OF_CALLS})
-        if len(lost) > most * len(found):
+        for trajectory in trajectories:
+            self._calls.update({name: trajectory.facts["tally"][name] for name in _OF_CALLS})
+        if len(lost) > most * len(trajectories):
             raise FeedbackLost(
-                f"{len(lost)} of {len(found)} episodes have no reward (for example: "
+                f"{len(lost)} of {len(trajectories)} episodes have no reward (for example: "
                 f"{lost[0].facts[_WHY]}); mend it, or raise config.tools.max_failed_share"
             )
-        return found
+        return trajectories
 
     def trajectory(
         self, episode: Episode, of: tuple[int, int], task: ToolTask, *more: Any
