@@ -276,12 +276,12 @@ _CONSTANT = re.compile(r"([\w. -]+)=(.*)")
 
 def groups() -> dict[str, list[Constant]]:
     """The groups of `TABLE`."""
-    found: dict[str, list[Constant]] = {}
+    table: dict[str, list[Constant]] = {}
     title = ""
     for line in re.sub(r"\n +", " ", TABLE.strip()).splitlines():
         if line.startswith("["):
             title = line[1:-1]
-            found[title] = []
+            table[title] = []
             continue
         source, _, rest = re.fullmatch(r"(.*?)(: )(?=[a-z][\w. -]*=)(.*)", line).groups()  # type: ignore[union-attr]
         differs, _, why = rest.partition(" because ")
@@ -292,20 +292,20 @@ def groups() -> dict[str, list[Constant]]:
             theirs, _, ours = match[2].partition(" -> ")
             value = ast.literal_eval(theirs)
             expected = ast.literal_eval(ours) if why else value
-            found[title].append(Constant(match[1], value, source, expected, REASONS.get(why, why)))
-    return found
+            table[title].append(Constant(match[1], value, source, expected, REASONS.get(why, why)))
+    return table
 
 
 def compared(run: str) -> list[tuple[Constant, Any]]:
     """The constants of a run, each with our value."""
     every, constants = groups(), dict[str, Constant]()
     for group in (*RUNS[run].split(), run):
-        constants |= {each.name: each for each in every.get(group, [])}
+        constants |= {constant.name: constant for constant in every.get(group, [])}
     file, _, variant = run.partition(":")
     config = importlib.import_module(f"configs.{file}").get_config(variant)
     return [
-        (each, DERIVED[name](config) if name in DERIVED else config[name])
-        for name, each in constants.items()
+        (constant, DERIVED[name](config) if name in DERIVED else config[name])
+        for name, constant in constants.items()
     ]
 
 
@@ -325,24 +325,24 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
 
 def _case(name: str, pairs: Sequence[tuple[Constant, Any]]) -> Case:
     lines = [("constant", "theirs", "ours", "equal", "their file")]
-    for each, ours in pairs:
-        equal = "yes" if ours == each.theirs else "differs" if ours == each.expected else "NO"
-        lines.append((each.name, str(each.theirs), str(ours), equal, each.source))
+    for const, ours in pairs:
+        equal = "yes" if ours == const.theirs else "differs" if ours == const.expected else "NO"
+        lines.append((const.name, str(const.theirs), str(ours), equal, const.source))
     print(f"\n{name}")
     print_table(lines)
     return Case(
         name,
-        float(sum(ours == each.theirs for each, ours in pairs)),
+        float(sum(ours == const.theirs for const, ours in pairs)),
         "constants equal",
         peer=float(len(pairs)),
-        ratio=sum(ours == each.theirs for each, ours in pairs) / len(pairs),
+        ratio=sum(ours == const.theirs for const, ours in pairs) / len(pairs),
         target="others differ with a reason",
-        holds=all(ours == each.expected for each, ours in pairs),
+        holds=all(ours == const.expected for const, ours in pairs),
         details={
-            f"differs: {each.name}, theirs {each.theirs}, ours {ours}": (
-                each.why if ours == each.expected else "unexplained"
+            f"differs: {const.name}, theirs {const.theirs}, ours {ours}": (
+                const.why if ours == const.expected else "unexplained"
             )
-            for each, ours in pairs
-            if ours != each.theirs
+            for const, ours in pairs
+            if ours != const.theirs
         },
     )

@@ -117,12 +117,12 @@ def store(
     name = slug(processor() if device.platform == "cpu" else device.device_kind)
     today = datetime.date.today().isoformat()
     path = folder / suite / f"{today}-{name}.json"
-    found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"cases": []}
+    saved: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {"cases": []}
     state = {"commit": commit(), "load": load_before}
     state["idle"] = load_before <= IDLE_LOAD * usable_cores()
     fresh = [dataclasses.asdict(case) | state for case in cases if case.value is not None]
     names = {case["case"] for case in fresh}
-    kept = [case for case in found["cases"] if case["case"] not in names]
+    kept = [case for case in saved["cases"] if case["case"] not in names]
     stored = {
         "suite": suite,
         "machine": on or machine(),

@@ -172,16 +172,16 @@ def _split(text: str) -> list[list[str]]:
 
 def newest(suite: str, folder: Path = RESULTS) -> dict[str, dict[str, Any]]:
     """By its name the newest figure of each case of a suite, of an idle machine if there is one."""
-    found: dict[str, dict[str, Any]] = {}
+    figures: dict[str, dict[str, Any]] = {}
     files = [json.loads(path.read_text()) for path in sorted((folder / suite).glob("*.json"))]
     for file in sorted(files, key=lambda file: file["date"]):
         for case in file["cases"]:
             state = {name: case.get(name, file.get(name)) for name in ("idle", "commit")}
             figure = case | state | {"machine": file["machine"], "date": file["date"]}
-            before = found.get(case["case"])
+            before = figures.get(case["case"])
             if before is None or undisturbed(figure) or not undisturbed(before):
-                found[case["case"]] = figure
-    return found
+                figures[case["case"]] = figure
+    return figures
 
 
 def undisturbed(figure: dict[str, Any]) -> bool:
@@ -236,10 +236,10 @@ def page(rows: Sequence[Row], folder: Path = RESULTS) -> str:
         "`benchmarks/results/`.",
     ]
     for suite, title in SUITES.items():
-        own = [row for row in rows if row.suite == suite]
-        if len(own) > MOST:
-            raise ValueError(f"{suite} has {len(own)} rows in LIST; at most {MOST} are shown")
-        cells = list(lines(own, figures))
+        shown = [row for row in rows if row.suite == suite]
+        if len(shown) > MOST:
+            raise ValueError(f"{suite} has {len(shown)} rows in LIST; at most {MOST} are shown")
+        cells = list(lines(shown, figures))
         if cells:
             text += [f"## {title}", f"`--suite {suite}`", markdown(HEADER, cells).rstrip()]
     return "\n\n".join(text) + "\n"

@@ -52,8 +52,8 @@ def tiny(config: ConfigDict) -> None:
 
 def invented(config: ConfigDict) -> str:
     """A path with a few questions for each source; those that make their documents need none."""
-    made = ("hotpotqa", "musique", "two_wiki", "own")
-    paths = {name: f"{WORLD}:tiny_{name}" for name in config.data.sources if name in made}
+    with_files = ("hotpotqa", "musique", "two_wiki", "own")
+    paths = {name: f"{WORLD}:tiny_{name}" for name in config.data.sources if name in with_files}
     if len(paths) > 1:
         return ",".join(f"{name}={path}" for name, path in paths.items())
     return next(iter(paths.values()), "")

@@ -79,8 +79,8 @@ def with_copying_heads(params: Params, config: Qwen3Config, seed: int) -> Params
     words = rng.standard_normal((c.vocab_size, c.hidden_size)) * _WORD_SIZE
     words[:, 1 + sizes.token :] *= _OTHERS
     words[:, 0] = _CONSTANT
-    told = _told_before(layers, c, sizes, rng)
-    _copies(layers, c, sizes, told, rng)
+    token_view = _told_before(layers, c, sizes, rng)
+    _copies(layers, c, sizes, token_view, rng)
     for name in ("query_norm", "key_norm"):
         layers[name]["scale"][: len(_NORMS)] = np.array(_NORMS)[:, None]
     return params | {WORDS: words.astype(np.float32), LAYERS: layers}
@@ -106,16 +106,16 @@ def _told_before(
     value[:, :d] = 0.0
     value[sizes.of_token, : sizes.block] = view
     for head in range(sizes.offsets):
-        own = slice(head * d, (head + 1) * d)
-        query[:, own] = 0.0
-        query[0, own] = _turned(straight, -(head + 1), c.rotations[0])
-        output[own] = 0.0
-        output[own][: sizes.block, sizes.of_block(head + 1)] = _TOLD_SIZE * np.eye(sizes.block)
+        dims = slice(head * d, (head + 1) * d)
+        query[:, dims] = 0.0
+        query[0, dims] = _turned(straight, -(head + 1), c.rotations[0])
+        output[dims] = 0.0
+        output[dims][: sizes.block, sizes.of_block(head + 1)] = _TOLD_SIZE * np.eye(sizes.block)
     return view
 
 
 def _copies(
-    layers: Params, c: Qwen3Config, sizes: _Sizes, told: np.ndarray, rng: np.random.Generator
+    layers: Params, c: Qwen3Config, sizes: _Sizes, token_view: np.ndarray, rng: np.random.Generator
 ) -> None:
     """Sets one head for each key head of the second layer.
 
@@ -137,18 +137,18 @@ def _copies(
     width = min(d, sizes.token // c.num_key_value_heads)
     views = _orthonormal(rng, sizes.token)
     for group in range(c.num_key_value_heads):
-        own = slice(group * d, (group + 1) * d)
+        dims = slice(group * d, (group + 1) * d)
         asks = slice(group * shared * d, (group * shared + 1) * d)
-        key[:, own], query[:, asks], value[:, own], output[asks] = 0.0, 0.0, 0.0, 0.0
+        key[:, dims], query[:, asks], value[:, dims], output[asks] = 0.0, 0.0, 0.0, 0.0
         for offset in range(1, sizes.offsets + 1):
             mixed = _orthonormal(rng, sizes.block)[:, : len(compared)] * _FADING ** (offset - 1)
-            key[sizes.of_block(offset), own][:, compared] = mixed
+            key[sizes.of_block(offset), dims][:, compared] = mixed
             if offset == 1:  # the token itself, seen as later tokens are told of it
-                query[sizes.of_token, asks][:, compared] = scale * told @ mixed
+                query[sizes.of_token, asks][:, compared] = scale * token_view @ mixed
             else:
                 query[sizes.of_block(offset - 1), asks][:, compared] = mixed
         view = views[:, group * width : (group + 1) * width]
-        value[sizes.of_token, own][:, :width] = view
+        value[sizes.of_token, dims][:, :width] = view
         output[asks][:width, sizes.of_token] = _COPIED_SIZE * second * view.T
 
 

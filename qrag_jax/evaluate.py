@@ -139,7 +139,7 @@ def _of_log(log: Path) -> int:
                 raise InputError(f"{path} exists already; delete it or give another --out")
         RETRIEVALS.write(out, kept, meta)
     both = (("before", rows), ("after", kept))
-    scores = ((name, with_intervals(fact_columns(own))) for name, own in both)
+    scores = ((name, with_intervals(fact_columns(part))) for name, part in both)
     print("\n".join([*score_table(scores, COLUMNS), f"{len(kept)} rows: {out}"]))
     return 0
 

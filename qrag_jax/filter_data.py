@@ -98,8 +98,8 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
             scores = iter(system.scores([g for g in part for _ in range(count)], played, stop))
             total, rows = config.reward.rewards.total, list[RewardRow]()
             for gold in part:
-                found = [next(scores) for _ in range(count)]
-                rewards = [x.cause if isinstance(x, Failure) else total(x) for x in found]
+                tries = [next(scores) for _ in range(count)]
+                rewards = [x.cause if isinstance(x, Failure) else total(x) for x in tries]
                 rows.append(reward_row((gold.id, gold.question), rewards, least_std))
             return rows
 

@@ -128,11 +128,11 @@ def _answer(
         part = asked[start : start + AT_ONCE]
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            found = retriever.search([one.question for one in part], STEPS.value, **how)
+            hits = retriever.search([one.question for one in part], STEPS.value, **how)
         for warning in caught:
             if warning.category is UserWarning:
                 print(f"note: {warning.message}")
-        yield from zip(part, found, strict=True)
+        yield from zip(part, hits, strict=True)
 
 
 def _lines(asked: Sample, hits: Sequence[Hit], separator: str) -> Iterator[str]:

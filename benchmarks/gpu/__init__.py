@@ -54,12 +54,12 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     refused: list[str] = []
     for row in chosen(row_names(quick, target), only):
         try:
-            found = compiled(row)
+            programs = compiled(row)
         except InputError as error:
             refused.append(f"{row}: {error}")
             print(f"left out: {refused[-1]}", flush=True)
             continue
-        for program in found:
+        for program in programs:
             outcome = program.get("failed") or f"compiled in {program['compiled_s']:.0f} s"
             print(f"{row}/{program['program']}: {outcome}", flush=True)
             cases += cases_of(program)
@@ -91,8 +91,8 @@ def compiled(row: str) -> list[dict[str, Any]]:
         raise InputError(last.removeprefix("error: "))
     if done.returncode:  # the compiler itself ended; it may have needed too much memory
         return [{"row": row, "program": "all", "failed": f"status {done.returncode}: {last}"}]
-    found: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    programs: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return programs
 
 
 def _compiles_for_gpus() -> bool:
@@ -150,37 +150,37 @@ def price(row: dict[str, Any]) -> dict[str, float | str]:
     if least is None:
         return {}
     seconds = least / SHARE_OF_PEAK
-    found: dict[str, float | str] = {f"at {SHARE_OF_PEAK:.0%} of the peak, ms": seconds * 1e3}
+    costs: dict[str, float | str] = {f"at {SHARE_OF_PEAK:.0%} of the peak, ms": seconds * 1e3}
     if row["learns"]:
         devices = row["mesh"][0] * row["mesh"][1] * row["mesh"][2]
         hours = seconds * row["steps"] * devices / 3600
-        found |= {"updates": row["steps"], "GPU-hours": hours, "dollars": DOLLARS_AN_HOUR * hours}
-    return found
+        costs |= {"updates": row["steps"], "GPU-hours": hours, "dollars": DOLLARS_AN_HOUR * hours}
+    return costs
 
 
 def faults(row: dict[str, Any]) -> list[str]:
     """One sentence for each thing that a program does and should not; nothing if all is well."""
     if "failed" in row:
         return [f"does not compile: {row['failed']}"]
-    found, layers, platform = [], row["layers"], row["platform"]
+    wrong, layers, platform = [], row["layers"], row["platform"]
     if platform == CUDA:
         if row["learns"] and row["attention_backward"] < layers:
-            found.append(f"{row['attention_backward']} fused gradients for {layers} layers")
+            wrong.append(f"{row['attention_backward']} fused gradients for {layers} layers")
         if row["attention_forward"] < layers:
-            found.append(f"{row['attention_forward']} fused attentions for {layers} layers")
+            wrong.append(f"{row['attention_forward']} fused attentions for {layers} layers")
         if row["attention_unfused"]:
-            found.append(f"{row['attention_unfused']} products of attention that is not fused")
+            wrong.append(f"{row['attention_unfused']} products of attention that is not fused")
     if platform in (CUDA, TPU) and row["float32_unnamed"]:
-        found.append(f"a product of float32: {row['float32_unnamed'][0]}")
+        wrong.append(f"a product of float32: {row['float32_unnamed'][0]}")
     if row["asks_host"]:
-        found.append(f"waits for the host in {row['asks_host'][0]}")
+        wrong.append(f"waits for the host in {row['asks_host'][0]}")
     if row["nondeterministic"]:
-        found.append(f"adds in no fixed order in {row['nondeterministic'][0]}")
+        wrong.append(f"adds in no fixed order in {row['nondeterministic'][0]}")
     if row["donated"] < row["state_arrays"] - 1:  # the constant key may be passed through
-        found.append(f"{row['donated']} of {row['state_arrays']} arrays of the state are reused")
+        wrong.append(f"{row['donated']} of {row['state_arrays']} arrays of the state are reused")
     if row["logits"]:
-        found.append(f"{row['logits']} arrays of all tokens × vocabulary")
+        wrong.append(f"{row['logits']} arrays of all tokens × vocabulary")
     share = row.get("largest_scores", 0.0)
     if row.get("scores", 0) >= MANY_SCORES and share > MOST_SCORES:
-        found.append(f"holds {share:.0%} of a batch's scores at once")
-    return found
+        wrong.append(f"holds {share:.0%} of a batch's scores at once")
+    return wrong

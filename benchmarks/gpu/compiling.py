@@ -87,11 +87,11 @@ def measure(row: str, models: Path) -> list[dict[str, Any]]:
         return [read(program, about)]
     chosen = RECIPES[name] if name in RECIPES else QUICK[name]
 
-    def each(system: Any, layers: int, vocab: int, width: int) -> list[dict[str, Any]]:
-        own = {"layers": layers, "vocab": vocab, "width": width, "steps": system.train.steps}
-        return [read(program, about | own) for program in system.programs()]
+    def read_all(system: Any, layers: int, vocab: int, width: int) -> list[dict[str, Any]]:
+        details = {"layers": layers, "vocab": vocab, "width": width, "steps": system.train.steps}
+        return [read(program, about | details) for program in system.programs()]
 
-    return with_system(chosen, mesh, models, each, target=target)
+    return with_system(chosen, mesh, models, read_all, target=target)
 
 
 def with_system(
@@ -141,7 +141,7 @@ def read(program: Program, about: dict[str, Any]) -> dict[str, Any]:
     seconds, stats, text = time.monotonic() - began, compiled.memory_analysis(), compiled.as_text()
     forward, backward = hlo.attention_calls(text)
     in_full = hlo.products(text)
-    found = about | {
+    figures = about | {
         "program": program.name,
         "learns": learns,
         "compiled_s": seconds,
@@ -163,8 +163,8 @@ def read(program: Program, about: dict[str, Any]) -> dict[str, Any]:
         "logits": arrays_of_logits(text, about["vocab"], about["width"]),
     }
     if "scores" in about:
-        found["largest_scores"] = largest_floats(text, about["width"]) / about["scores"]
-    return found
+        figures["largest_scores"] = largest_floats(text, about["width"]) / about["scores"]
+    return figures
 
 
 # ---------------------------------------------------------------- what a program's text says
@@ -197,30 +197,30 @@ def arrays_of_logits(text: str, vocab: int, width: int) -> int:
 
     Word tables and heads, `width` wide, and their gradients are none.
     """
-    found = 0
+    count = 0
     for dtype, shape in hlo.arrays(text) if vocab else ():
         rest = math.prod(shape) // vocab if vocab in shape else 0
-        found += dtype in ("f32", "bf16", "f16") and rest > LOGITS_TOKENS and width not in shape
-    return found
+        count += dtype in ("f32", "bf16", "f16") and rest > LOGITS_TOKENS and width not in shape
+    return count
 
 
 def largest_floats(text: str, without: int) -> int:
     """Elements of the largest array of floats whose last size is another than `without`."""
-    found = [
+    shapes = [
         shape for dtype, shape in hlo.arrays(text) if dtype in ("f32", "bf16", "f16") and shape
     ]
-    return max((math.prod(shape) for shape in found if shape[-1] != without), default=0)
+    return max((math.prod(shape) for shape in shapes if shape[-1] != without), default=0)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Prints what was asked for; returns the exit status."""
     row, models = arguments
     try:
-        found = measure(row, Path(models))
+        programs = measure(row, Path(models))
     except InputError as error:
         print(f"error: {error}", file=sys.stderr)
         return REFUSED
-    print(json.dumps(found))
+    print(json.dumps(programs))
     return 0
 
 

@@ -66,8 +66,8 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     folder = report.ROOT / "runs" / "benchmarks" / "gpu" / name
     wanted = only or (QUICK_PARTS if quick else tuple(PARTS))
     more = ["--quick"] if quick else []
-    found = finish(folder, wanted, lambda part: in_process(python, part, folder, *more))
-    return [Case(**case) for part in found.values() for case in part]
+    parts = finish(folder, wanted, lambda part: in_process(python, part, folder, *more))
+    return [Case(**case) for part in parts.values() for case in part]
 
 
 def finish(
@@ -78,21 +78,21 @@ def finish(
     Returns:
         The figures by part; of one that failed, now, a case without a value that says why.
     """
-    path, found = folder / "results.json", {}
+    path, results = folder / "results.json", {}
     if path.exists():
-        found = json.loads(path.read_text())
+        results = json.loads(path.read_text())
     folder.mkdir(parents=True, exist_ok=True)
     failed = {}
     for name in names:
-        if name not in found:
+        if name not in results:
             print(f"{name}: …", flush=True)
             try:
-                found[name] = part(name)
+                results[name] = part(name)
             except (subprocess.SubprocessError, OSError, ValueError) as error:
                 failed[name] = [{"case": name, "value": None, "unit": str(error)[-300:]}]
                 continue
-            write_json(path, found)
-    return found | failed
+            write_json(path, results)
+    return results | failed
 
 
 def in_process(python: str, name: str, folder: Path, *more: str) -> list[dict[str, Any]]:
@@ -113,8 +113,8 @@ def in_process(python: str, name: str, folder: Path, *more: str) -> list[dict[st
             process.wait()
     if process.returncode:
         raise subprocess.SubprocessError(f"ended with status {process.returncode}")
-    found: list[dict[str, Any]] = json.loads(shown.splitlines()[-1])
-    return found
+    figures: list[dict[str, Any]] = json.loads(shown.splitlines()[-1])
+    return figures
 
 
 # ---------------------------------------------------------------- parts
@@ -151,16 +151,16 @@ def _search(folder: Path, quick: bool) -> list[dict[str, Any]]:
 def _tokens(folder: Path, quick: bool) -> list[dict[str, Any]]:
     """Updates of language models: their blocks have fixed shapes, so values change no time."""
     recipes = QUICK if quick else {name: RECIPES[name] for name in TOKENS}
-    found: list[dict[str, Any]] = []
+    figures: list[dict[str, Any]] = []
     for name, recipe in recipes.items():
 
         def use(system: Any, *sizes: int, name: str = name) -> list[dict[str, Any]]:
-            updates = [each for each in system.programs() if each.name.startswith("update")]
-            return [timed(f"{name}/{each.name}", each) for each in updates]
+            updates = [p for p in system.programs() if p.name.startswith("update")]
+            return [timed(f"{name}/{p.name}", p) for p in updates]
 
-        found += with_system(recipe, ONE, folder.parent / "models", use, drawn=False)
+        figures += with_system(recipe, ONE, folder.parent / "models", use, drawn=False)
         jax.clear_caches()
-    return found
+    return figures
 
 
 def _recipe(name: str, folder: Path, quick: bool) -> list[dict[str, Any]]:
@@ -201,11 +201,11 @@ def _case(name: str, value: float | None, unit: str, **more: Any) -> dict[str, A
     return {"case": name, "value": value, "unit": unit, **more}
 
 
-def timed(name: str, program: Program, each: float = 0.0, unit: str = "ms") -> dict[str, Any]:
+def timed(name: str, program: Program, work: float = 0.0, unit: str = "ms") -> dict[str, Any]:
     """Runs a program with values; the median of `ROUNDS` calls after one that warms up.
 
     Args:
-        each: what one call does, if the figure is a rate of `unit`; 0: it is milliseconds.
+        work: what one call does, if the figure is a rate of `unit`; 0: it is milliseconds.
     """
     began = time.monotonic()
     compiled = program.function.lower(*program.arguments).compile()
@@ -226,7 +226,7 @@ def timed(name: str, program: Program, each: float = 0.0, unit: str = "ms") -> d
     peak = (device.memory_stats() or {}).get("peak_bytes_in_use")
     if peak is not None:
         details["peak memory, GiB"] = peak / 2**30
-    return _case(name, each / median if each else 1e3 * median, unit, details=details)
+    return _case(name, work / median if work else 1e3 * median, unit, details=details)
 
 
 def with_values(arguments: Any) -> Any:

@@ -168,7 +168,7 @@ def row_names(quick: bool, target: str) -> list[str]:
     if quick:
         small = [f"{target}/{name}/{shown(mesh)}" for name in QUICK for mesh in SMALL]
         return [*small, f"{target}/search/tiny/{shown(SMALL[0])}"]
-    names = [f"{target}/{name}/{shown(m)}" for name, each in RECIPES.items() for m in each.meshes]
+    names = [f"{target}/{name}/{shown(m)}" for name, r in RECIPES.items() for m in r.meshes]
     names += [f"{target}/search/wikipedia/{shown(mesh)}" for mesh in Recipe("").meshes]
     first = next(iter(RECIPES))
     return names + [f"{tpu}/{first}/1x8x1" for tpu in TPUS]
@@ -182,12 +182,12 @@ def chosen(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """
     for pattern in patterns:
         try:
-            found = any(re.search(pattern, name) for name in names)
+            matched = any(re.search(pattern, name) for name in names)
         except re.error as error:
             raise InputError(f"--only is {pattern!r}, no regular expression ({error}).") from None
-        if not found:
+        if not matched:
             raise InputError(f"--only is {pattern!r}; the rows are {', '.join(names)}.")
-    return [n for n in names if not patterns or any(re.search(each, n) for each in patterns)]
+    return [n for n in names if not patterns or any(re.search(pattern, n) for pattern in patterns)]
 
 
 def shown(mesh: Sequence[int]) -> str:

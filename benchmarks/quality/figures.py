@@ -37,7 +37,7 @@ def paired(runs: Sequence[Scores], others: Sequence[Scores], score: str) -> Inte
     from the larger number.
     """
     questions = _common([*runs, *others], score)
-    first, second = (_table(each, score, questions) for each in (runs, others))
+    first, second = (_table(scores, score, questions) for scores in (runs, others))
     if not first.size or not second.size:
         return None
     if len(first) < len(second):
@@ -51,7 +51,7 @@ def paired(runs: Sequence[Scores], others: Sequence[Scores], score: str) -> Inte
 def _common(runs: Sequence[Scores], score: str) -> list[str]:
     """The questions that have this score in all trainings, in the first one's order."""
     known = [{name for name, scores in run.items() if score in scores} for run in runs]
-    return [name for name in (runs[0] if runs else ()) if all(name in each for each in known)]
+    return [name for name in (runs[0] if runs else ()) if all(name in names for names in known)]
 
 
 def _table(runs: Sequence[Scores], score: str, questions: Sequence[str]) -> np.ndarray:
@@ -91,7 +91,7 @@ def _means(part: Part, finished: Results) -> Iterator[Case]:
                 **_bounds(mean),
                 "trainings": float(len(runs)),
                 "each training": by_seed,
-                "measured": "; ".join(sorted({_measured(each) for each in finished.values()})),
+                "measured": "; ".join(sorted({_measured(result) for result in finished.values()})),
             }
             about = dict.fromkeys(r["about"] for r in finished.values() if r["about"])
             if about:
@@ -135,7 +135,7 @@ def _gains(
 
 
 def _minutes(part: Part, finished: Results) -> Iterator[Case]:
-    minutes = [each["minutes"] for each in finished.values() if each["minutes"] is not None]
+    minutes = [result["minutes"] for result in finished.values() if result["minutes"] is not None]
     if minutes:
         most = part.minutes
         yield Case(
@@ -144,7 +144,7 @@ def _minutes(part: Part, finished: Results) -> Iterator[Case]:
             "minutes",
             target=None if most is None else f"<= {most:g} each",
             holds=None if most is None else max(minutes) <= most,
-            details={"each training": " ".join(f"{each:.1f}" for each in minutes)},
+            details={"each training": " ".join(f"{m:.1f}" for m in minutes)},
         )
 
 
@@ -168,7 +168,7 @@ def _matched(
     common = [seed for seed, _ in runs if seed in dict(others)]
     if len(runs) > 1 and len(others) > 1 and common:
         return [dict(runs)[seed] for seed in common], [dict(others)[seed] for seed in common]
-    return [each for _, each in runs], [each for _, each in others]
+    return [scores for _, scores in runs], [scores for _, scores in others]
 
 
 def _measured(result: Mapping[str, Any]) -> str:

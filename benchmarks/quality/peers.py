@@ -106,7 +106,7 @@ def multi_step_peer(setting: Setting, seed: int, *, trained: bool = True) -> Lis
             best = [name for n in row[: MOST + 4] if (name := names[n]) not in taken][:MOST]
             steps[place].append(best)
             states[place] += f" {texts[best[0]]}"
-    return {asked.id: by_turns(found) for asked, found in zip(setting.test, steps, strict=True)}
+    return {asked.id: by_turns(turns) for asked, turns in zip(setting.test, steps, strict=True)}
 
 
 # ---------------------------------------------------------------- contrastive

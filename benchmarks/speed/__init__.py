@@ -45,7 +45,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
         raise InputError(f"--only={unknown[0]}: the cases are {', '.join(CASES)}.")
     chosen = [name for name in CASES if not only or name in only]
     wanted = {"torch", *(package for name in chosen for package in CASES[name][2].split())}
-    if missing := [each for each in sorted(wanted) if importlib.util.find_spec(each) is None]:
+    if missing := [module for module in sorted(wanted) if importlib.util.find_spec(module) is None]:
         raise InputError(f"the suite speed needs {missing[0]}: pip install --group test.")
     if quick and not only:
         # Nobody reads these speeds, so two processes share the cases; the first third takes half.
@@ -63,7 +63,7 @@ def _measured(quick: bool, chosen: Sequence[str]) -> list[Case]:
         _compile_quickly()
     from benchmarks.speed.measure import Setting
 
-    found = []
+    measured = []
     with tempfile.TemporaryDirectory() as folder:
         setting = Setting(quick, 1 if quick else 5, Path(folder))
         for name in chosen:
@@ -71,8 +71,8 @@ def _measured(quick: bool, chosen: Sequence[str]) -> list[Case]:
             cases = getattr(importlib.import_module(f"benchmarks.speed.{module}"), function)
             for case in cases(setting):
                 print(f"measured: {case.case}", flush=True)
-                found.append(case)
-    return found
+                measured.append(case)
+    return measured
 
 
 def _compile_quickly() -> None:

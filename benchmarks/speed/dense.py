@@ -43,13 +43,13 @@ class StepLoop:
         taken: list[list[int]] = [[] for _ in questions]
         for step in range(steps):
             states = [
-                self.config.separator.join([question, *(self.texts[n] for n in own)])
-                for question, own in zip(questions, taken, strict=True)
+                self.config.separator.join([question, *(self.texts[n] for n in numbers)])
+                for question, numbers in zip(questions, taken, strict=True)
             ]
             encoded = np.asarray(self.tower.encode(states, show_progress_bar=False), np.float32)
-            _, found = self.index.search(encoded, step + 1)
-            for own, row in zip(taken, found.tolist(), strict=True):
-                own.append(next(n for n in row if n not in own))
+            _, nearest = self.index.search(encoded, step + 1)
+            for numbers, row in zip(taken, nearest.tolist(), strict=True):
+                numbers.append(next(n for n in row if n not in numbers))
         return taken
 
 
@@ -64,9 +64,9 @@ def serve(loop: StepLoop, names: Sequence[str], port: int) -> None:
     @app.post("/search")
     def search(request: dict) -> dict:
         with lock:  # torch and faiss use all cores for one request already
-            found = loop.search(request["questions"], request["steps"])
+            taken = loop.search(request["questions"], request["steps"])
         hits: list[list[dict[str, Any]]] = [
-            [{"id": names[n], "text": loop.texts[n]} for n in own] for own in found
+            [{"id": names[n], "text": loop.texts[n]} for n in numbers] for numbers in taken
         ]
         return {"hits": hits}
 

@@ -76,8 +76,8 @@ def harr_cases(setting: Setting) -> Iterator[Case]:
     batch = _batch(loaded)
     theirs = QueryLearner(folder, setting.folder / "harr-adapters", loaded)
     plain, ours = (
-        _Ours(loaded, each, EncoderConfig(**setting.blocks))
-        for each in (optax.sgd(1.0), make_optimizer(OPTIMIZER))
+        _Ours(loaded, optimizer, EncoderConfig(**setting.blocks))
+        for optimizer in (optax.sgd(1.0), make_optimizer(OPTIMIZER))
     )
     batch = batch._replace(log_probs=_log_probs(plain, batch))
     mine, metrics = _gradients(plain, batch, setting.folder / "harr-moved")
@@ -192,10 +192,10 @@ def _log_probs(ours: _Ours, batch: HopBatch) -> Any:
     noise = batch.log_probs
     searches = Searches(batch.pool, batch.present, batch.actions, PerAction(*[noise] * 6))
     read = jax.jit(ours.learner.read)
-    found = read(
+    log_probs = read(
         Critic(ours.state.params), ours.base, TokenRows(batch.tokens, batch.lengths), searches
     )
-    return np.where(batch.lengths > 0, np.asarray(found) + noise, 0.0).astype(np.float32)
+    return np.where(batch.lengths > 0, np.asarray(log_probs) + noise, 0.0).astype(np.float32)
 
 
 class Drawn(NamedTuple):
@@ -235,13 +235,13 @@ class QueryLearner:
     def gradients(self, batch: HopBatch) -> float:
         """Computes the gradients of the loss again; returns the loss."""
         present = np.asarray(batch.lengths) > 0
-        tokens, lengths = (np.asarray(each)[present] for each in (batch.tokens, batch.lengths))
+        tokens, lengths = (np.asarray(array)[present] for array in (batch.tokens, batch.lengths))
         searches = self._searches(batch, present)
         self.optimizer.zero_grad()
         total = 0.0
-        for own in mini_batches(tokens, lengths, ROWS, "cpu"):
-            losses = self._losses(own, Drawn(*(each[own.rows] for each in searches)))
-            loss = (losses * searches.weights[own.rows]).sum()
+        for part in mini_batches(tokens, lengths, ROWS, "cpu"):
+            losses = self._losses(part, Drawn(*(array[part.rows] for array in searches)))
+            loss = (losses * searches.weights[part.rows]).sum()
             loss.backward()
             total += float(loss.detach())
         return total
@@ -267,15 +267,15 @@ class QueryLearner:
         # The mean over an episode's searches, then over the episodes.
         weights = 1.0 / (there.sum(dim=1, keepdim=True) * len(there))
         pool, actions, old = (
-            torch.from_numpy(np.asarray(each)[present])
-            for each in (batch.pool, batch.actions, batch.log_probs)
+            torch.from_numpy(np.asarray(array)[present])
+            for array in (batch.pool, batch.actions, batch.log_probs)
         )
-        of_search = (each.expand(there.shape)[there] for each in (advantages, weights))
+        of_search = (values.expand(there.shape)[there] for values in (advantages, weights))
         return Drawn(pool, actions.long(), old, *of_search)
 
-    def _losses(self, own: Batch, searches: Drawn) -> torch.Tensor:
-        hidden = self.model(input_ids=own.tokens, attention_mask=own.mask).last_hidden_state
-        queries = pool(self.encoder, hidden, own.mask)
+    def _losses(self, part: Batch, searches: Drawn) -> torch.Tensor:
+        hidden = self.model(input_ids=part.tokens, attention_mask=part.mask).last_hidden_state
+        queries = pool(self.encoder, hidden, part.mask)
         scores = torch.einsum("rd,rkd->rk", queries, searches.pool) / POLICY.tau
         log_prob, left = torch.zeros(len(scores)), scores
         for number in searches.actions.T:  # each is drawn from the passages that are left

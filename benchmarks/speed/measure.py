@@ -131,7 +131,7 @@ def beside(
         holds=None if least is None else ratio >= least,
         details={
             "peer": fastest,
-            **{f"{each}, {unit}": done / timings[each].median for each in timings},
+            **{f"{side}, {unit}": done / timings[side].median for side in timings},
             "compile, s": ours.compile,
             **(details or {}),
         },

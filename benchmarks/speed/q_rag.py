@@ -36,8 +36,8 @@ def update_cases(setting: Setting) -> Iterator[Case]:
         config.encoder.update(normalise=False, scale=0.1, **setting.blocks)
         config.encoder.dtype = "bfloat16" if gpu else "float32"
         if not quick:
-            found = (DATA / "hotpotqa").exists()
-            config.data.path = str(DATA / "hotpotqa") if found else INVENTED
+            downloaded = (DATA / "hotpotqa").exists()
+            config.data.path = str(DATA / "hotpotqa") if downloaded else INVENTED
         config.data.update(cache=str(setting.folder), limit=128 if quick else 2048)
         config.train.update(batch_size=questions, accumulation=1)
     kind = systems.check(config)

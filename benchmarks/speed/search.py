@@ -56,15 +56,15 @@ def texts_of(setting: Setting, passages: int, questions: int) -> Texts:
     if folder.exists() and not setting.quick:
         records = (record for _, record in read_records(folder / "open_corpus.jsonl.gz"))
         asked = (record["question"] for _, record in read_records(folder / "open_dev.jsonl.gz"))
-        found = [
+        documents = [
             Passage(r["_id"], r["text"], r["title"]) for r in itertools.islice(records, passages)
         ]
-        return Texts(found, list(itertools.islice(itertools.cycle(list(asked)), questions)))
+        return Texts(documents, list(itertools.islice(itertools.cycle(list(asked)), questions)))
     invented = world().bridge_questions(0, "train", range(max(passages // 4, questions)))
     every = (
-        Passage(f"{n}-{each.id}", each.text, each.title)
+        Passage(f"{n}-{passage.id}", passage.text, passage.title)
         for n, question in enumerate(invented)
-        for each in question.passages
+        for passage in question.passages
     )
     asked_for = [question.question for question in invented[:questions]]
     return Texts(list(itertools.islice(every, passages)), asked_for)
@@ -110,13 +110,13 @@ def exact_cases(setting: Setting) -> Iterator[Case]:
 
 def by_numpy(vectors: np.ndarray, queries: np.ndarray, k: int) -> np.ndarray:
     """int64 `[queries, k]`: the highest products, in no order among equal ones."""
-    found = []
+    nearest = []
     for first in range(0, len(queries), NUMPY_AT_ONCE):
         scores = queries[first : first + NUMPY_AT_ONCE] @ vectors.T
         best = np.argpartition(-scores, k - 1, axis=1)[:, :k]
         order = np.argsort(-np.take_along_axis(scores, best, 1), axis=1)
-        found.append(np.take_along_axis(best, order, 1))
-    return np.concatenate(found)
+        nearest.append(np.take_along_axis(best, order, 1))
+    return np.concatenate(nearest)
 
 
 def bm25_cases(setting: Setting) -> Iterator[Case]:
@@ -140,22 +140,22 @@ def bm25_cases(setting: Setting) -> Iterator[Case]:
 
     peer = bm25s.BM25(k1=config.k1, b=config.b, method="lucene")
     peer.index(words([passage.whole for passage in texts.passages]), show_progress=False)
-    found: dict[str, np.ndarray] = {}
+    hits: dict[str, np.ndarray] = {}
 
     def ours(_: int) -> None:
-        found[OURS] = index.search(Queries(texts.questions), K).numbers
+        hits[OURS] = index.search(Queries(texts.questions), K).numbers
 
     def theirs(_: int) -> None:
         asked = words(texts.questions)
-        found["bm25s"] = peer.retrieve(asked, k=K, show_progress=False, return_as="documents")
+        hits["bm25s"] = peer.retrieve(asked, k=K, show_progress=False, return_as="documents")
 
     name = f"BM25, {len(texts.passages):,} passages, top {K}"
     case = beside(setting, name, len(texts.questions), "queries/s", {OURS: ours, "bm25s": theirs})
-    same = float((found[OURS][:, 0] == found["bm25s"][:, 0]).mean())
+    same = float((hits[OURS][:, 0] == hits["bm25s"][:, 0]).mean())
     yield with_details(case, **{"share of equal first hits": same})
     if named:
         scores = {}
-        for side, numbers in found.items():
+        for side, numbers in hits.items():
             rows = ([texts.passages[n].name for n in row if n >= 0] for row in numbers)
             rankings = dict(zip(named, rows, strict=True))
             qrels = read_qrels(qrels_path(folder, "dev"))
@@ -182,7 +182,7 @@ class Towers(NamedTuple):
 
     def state_texts(self) -> list[str]:
         """What each passage adds to a state."""
-        return [f"{each.title} {each.text}".strip() for each in self.texts.passages]
+        return [f"{passage.title} {passage.text}".strip() for passage in self.texts.passages]
 
 
 @cache
@@ -205,12 +205,12 @@ def towers_of(setting: Setting) -> Towers:
         make_scratch_folder(model, every, ScratchConfig(1, 32, 2, 500, 512), 0)
     if model is None:
         raise InputError("all-MiniLM-L6-v2 was found nowhere; the searches need it.")
-    given = two_wiki.get_config("minilm")
-    with given.unlocked():
-        given.encoder.update(path=str(model), dtype="float32")
-    assert given.env.max_steps == STEPS
+    config = two_wiki.get_config("minilm")
+    with config.unlocked():
+        config.encoder.update(path=str(model), dtype="float32")
+    assert config.env.max_steps == STEPS
     shutil.copytree(model, folder / "run" / FOLDER)
-    run, export = SavedRun.open(folder / "run", given), folder / "export"
+    run, export = SavedRun.open(folder / "run", config), folder / "export"
     export.mkdir()
     form = q_rag_run.row_form(run.loaded.encoder, run.config)
     for name in q_rag_run.TOWERS:
@@ -231,10 +231,10 @@ def index_cases(setting: Setting) -> Iterator[Case]:
     towers = towers_of(setting)
     encoder = _encoder(setting, towers.export)
     model = SentenceTransformer(str(towers.export / "chunk"), device="cpu")
-    texts, made = [passage.whole for passage in towers.texts.passages], setting.folder / "built"
+    texts, built = [passage.whole for passage in towers.texts.passages], setting.folder / "built"
 
     def ours(number: int) -> None:
-        index_corpus(towers.corpus, made / str(number), encoder)
+        index_corpus(towers.corpus, built / str(number), encoder)
 
     def theirs(number: int) -> None:
         vectors = model.encode(texts, convert_to_numpy=True, show_progress_bar=False)

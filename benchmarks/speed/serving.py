@@ -69,14 +69,14 @@ def server_cases(setting: Setting) -> Iterator[Case]:
     """Answers/s of the user's own server, one step and four, against a plain FastAPI server."""
     towers, folder = towers_of(setting), setting.folder
     np.save(folder / "served.npy", towers.vectors())
-    passages = zip((each.name for each in towers.texts.passages), towers.state_texts(), strict=True)
+    passages = zip((p.name for p in towers.texts.passages), towers.state_texts(), strict=True)
     (folder / "served.jsonl").write_text("".join(f"{json.dumps(pair)}\n" for pair in passages))
     ports = [_free_port() for _ in range(2)]
-    own = ("qrag_jax.serve", f"--index={towers.indexed}", f"--retriever={towers.export}")
+    server = ("qrag_jax.serve", f"--index={towers.indexed}", f"--retriever={towers.export}")
     files = (str(folder / "served.npy"), str(folder / "served.jsonl"))
     peer = ("benchmarks.speed.dense", str(towers.export), *files, str(ports[1]))
     urls = [f"http://127.0.0.1:{port}" for port in ports]
-    with _running([(*own, f"--port={ports[0]}"), peer], urls) as process:
+    with _running([(*server, f"--port={ports[0]}"), peer], urls) as process:
         for steps, count in ((1, 1_000), (STEPS, 64)):
             questions = towers.texts.questions[: 16 if setting.quick else count]
             ours, theirs = (Course(url, questions, steps) for url in urls)

@@ -112,12 +112,12 @@ def _grpo(setting: Setting, size: Size, lengths: Lengths) -> Iterator[Case]:
         policy = policy_of(loaded, config)
         shape = choose_shape(batch, 256 if setting.quick else 2048, lengths.members)
         episodes = token_episodes(policy, batch, shape)
-        blocks, given, divisor = given_tokens(policy, episodes)
+        blocks, credit, divisor = given_tokens(policy, episodes)
         advantages = np.zeros(len(batch.scored) + 1, np.float32)
-        advantages[np.asarray(blocks.episode)] = np.asarray(given.advantages)
+        advantages[np.asarray(blocks.episode)] = np.asarray(credit.advantages)
         inputs = theirs.inputs(batch, lengths.prompt[1], advantages[:-1], config.sampler_cap)
         title = f"GRPO update, decoder of {size.layers} × 192, vocabulary {size.vocab:,}"
-        learned, sums = jax.jit(policy.gradient)(Critic(loaded.params), None, (blocks, given))
+        learned, sums = jax.jit(policy.gradient)(Critic(loaded.params), None, (blocks, credit))
         mean = by_name(jax.tree.map(lambda x: x / divisor, learned.tower))
         mine = float(sums.loss / divisor), mean
         yield from same_update(title, mine, theirs.gradient(inputs))
@@ -159,17 +159,17 @@ def sampler_cases(setting: Setting) -> Iterator[Case]:
         sampler = DeviceSampler(loaded.model, config)
         requests = [SampleRequest(prompt, np.zeros(2, np.uint32), drawn) for prompt in prompts]
         ids = torch.tensor(prompts.astype(np.int64))
-        found: dict[str, list[list[int]]] = {}
+        samples: dict[str, list[list[int]]] = {}
 
         def ours(_: int) -> None:
-            found[OURS] = [each.ids.tolist() for each in sampler.sample(params, requests)]
+            samples[OURS] = [sample.ids.tolist() for sample in sampler.sample(params, requests)]
 
         def generate(_: int) -> None:
             with torch.no_grad():
                 every = theirs.generate(
                     ids, attention_mask=torch.ones_like(ids), max_new_tokens=drawn, do_sample=False
                 )
-            found["theirs"] = every[:, drawn:].tolist()
+            samples["theirs"] = every[:, drawn:].tolist()
 
         case = beside(
             setting,
@@ -180,7 +180,7 @@ def sampler_cases(setting: Setting) -> Iterator[Case]:
             {OURS: ours, "transformers' generate": generate},
             least=2.0,
         )
-        same = np.mean([one == other for one, other in zip(found[OURS], found["theirs"])])
+        same = np.mean([one == other for one, other in zip(samples[OURS], samples["theirs"])])
         yield with_details(case, **{"share of prompts with equal tokens": float(same)})
 
         turns, answer = (2, 8) if setting.quick else (4, 96)  # and tokens of a tool's answer

@@ -139,8 +139,8 @@ class Demonstration:
         right = _said(result, 1)
         if right and self.choices.answer == "answer_right":
             return right
-        own = next((passage for passage in result if passage.said[1]), result[0])
-        return self._any([name for name in own.names if name != right])
+        hit = next((passage for passage in result if passage.said[1]), result[0])
+        return self._any([name for name in hit.names if name != right])
 
     def _complete(self, results: Sequence[Sequence[BridgePassage]]) -> str:
         seen = dict.fromkeys(passage for result in results for passage in result)
@@ -213,12 +213,12 @@ def styled_query(
     if style == PASSAGE:
         words = f"{question.question} {state.pool[0].text}".split()
         # A document begins with a heading, whose mark is no word.
-        return " ".join([each for each in words if each != "#"][:most_words])
+        return " ".join([word for word in words if word != "#"][:most_words])
     first, _ = question.supporting
     if style == BRIDGE and state.hop > 1:
-        for each in state.pool:
+        for passage in state.pool:
             # Ids differ from corpus to corpus. Another question may have a passage of this title.
-            if each.title == first.title and first.text in each.text:
+            if passage.title == first.title and first.text in passage.text:
                 return first.said[0]
     return question.entity
 
@@ -252,20 +252,20 @@ def play_styled(
     """
     played: list[list[Written]] = [[] for _ in starts]
     going = dict(enumerate(starts))
-    while going := {place: each for place, each in going.items() if each.styles}:
+    while going := {place: start for place, start in going.items() if start.styles}:
         queries = [
-            styled_query(each.styles[0].name, each.state, each.question, most_words)
-            for each in going.values()
+            styled_query(start.styles[0].name, start.state, start.question, most_words)
+            for start in going.values()
         ]
         asked = zip([*going.items()], queries, search(queries), strict=True)
-        for (place, each), query, found in asked:
-            if isinstance(found, Failure):
+        for (place, start), query, hits in asked:
+            if isinstance(hits, Failure):
                 del going[place]
                 continue
-            state, (style, *left) = each.state, each.styles
-            played[place].append(Written(state.asked_by(style.variant), query, found))
-            after = state.after(grown(state.pool, found, order))
-            going[place] = each._replace(state=after, styles=tuple(left))
+            state, (style, *left) = start.state, start.styles
+            played[place].append(Written(state.asked_by(style.variant), query, hits))
+            after = state.after(grown(state.pool, hits, order))
+            going[place] = start._replace(state=after, styles=tuple(left))
     return [tuple(hops) for hops in played]
 
 
@@ -281,13 +281,13 @@ def draw_renamed(
         return tuple(hops)
     new = renaming(draw)
 
-    def pool(given: Pool) -> Pool:
-        return tuple(each._replace(title=new(each.title), text=new(each.text)) for each in given)
+    def pool(hits: Pool) -> Pool:
+        return tuple(hit._replace(title=new(hit.title), text=new(hit.text)) for hit in hits)
 
-    def hop(given: Written) -> Written:
-        state, question = given.state, new(given.state.question)
+    def hop(written: Written) -> Written:
+        state, question = written.state, new(written.state.question)
         state = dataclasses.replace(state, question=question, pool=pool(state.pool))
-        return Written(state, new(given.query), pool(given.found))
+        return Written(state, new(written.query), pool(written.found))
 
     return tuple(map(hop, hops))
 
@@ -352,7 +352,7 @@ def styled_episode(hop: Written, prompt: QueryPrompt, speech: Speech) -> Episode
 
     `prompt` has `style_variants`, which the numbers of prompts mean.
     """
-    seen, tally = tuple(each.id for each in hop.found), ToolTally(turns=1, searches=1)
+    seen, tally = tuple(passage.id for passage in hop.found), ToolTally(turns=1, searches=1)
     ended = Searched(answer=hop.query, seen=seen, tally=tally, found=hop.found)
     try:
         episode = encoded(Talk(ended, ((prompt.messages(hop.state), hop.query),)), speech)
@@ -422,8 +422,8 @@ class QueryScript:
         gold_by: str,
         prompt: QueryPrompt,
     ) -> QueryScript:
-        by_id = {each.id: each for each in questions}
-        known = states_on([each.query for each in questions], library.corpus, gold_by)
+        by_id = {question.id: question for question in questions}
+        known = states_on([question.query for question in questions], library.corpus, gold_by)
         styled = dataclasses.replace(prompt, variants=style_variants())
         return cls(library, [(state, by_id[state.id]) for state in known], styled)
 

@@ -114,7 +114,7 @@ def questions(
     """The first questions of a split; `world` are arguments of `puzzle_at`."""
     for index in range(count):
         puzzle = puzzle_at(split, index, seed=seed, **world)
-        paragraphs = [(each.entity.title, each.sentences) for each in puzzle.passages]
+        paragraphs = [(passage.entity.title, passage.sentences) for passage in puzzle.passages]
         name, support = f"synthetic-{split}-{seed}-{index}", sorted(puzzle.chain)
         yield puzzle, Question(name, puzzle.question, puzzle.answer, paragraphs, support)
 

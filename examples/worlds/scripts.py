@@ -117,7 +117,7 @@ def _puzzle(seed: int, split: Split, index: int, passages: int = PASSAGES) -> Pu
 
 
 def _passages(puzzle: Puzzle) -> tuple[BridgePassage, ...]:
-    return tuple(_passage(number, each, puzzle) for number, each in enumerate(puzzle.passages))
+    return tuple(_passage(n, passage, puzzle) for n, passage in enumerate(puzzle.passages))
 
 
 def _passage(number: int, passage: PuzzlePassage, puzzle: Puzzle) -> BridgePassage:
@@ -227,10 +227,10 @@ def talkative_question(seed: int, split: Split, index: int, clauses: int = 2) ->
     wording = draw.choice(relation.questions)
     plain = wording.format(x=passage.entity.mention)
     persons = draw.shuffled(_persons(seed, split, index))[:clauses]
-    about_others = [_clause(draw, *each) for each in zip(draw.shuffled(_ABOUT), persons)]
+    about_others = [_clause(draw, *pair) for pair in zip(draw.shuffled(_ABOUT), persons)]
     before = draw.below(clauses + 1)
     inner = plain[0].lower() + plain[1:]
-    sentences = [each.text for each in about_others]
+    sentences = [clause.text for clause in about_others]
     sentences.insert(before, draw.choice(_ASKED).format(plain=plain, inner=inner))
     name = f"talkative-{split}-{seed}-{index}"
     known = (Passage(f"{name}/{p.id}", p.text, p.title, {}) for p in _passages(puzzle))
@@ -263,16 +263,16 @@ def talkative_parts(
     others = questions("dev", count + -count % BLOCK)
     parts = {"train": train[: config.made_train], "test": others[:test]}
     parts["dev"] = others[test:count]
-    queries = {name: [each.judged for each in part] for name, part in parts.items()}
-    return queries, train, [one for each in (*train, *others) for one in each.documents]
+    queries = {name: [question.judged for question in part] for name, part in parts.items()}
+    return queries, train, [one for question in (*train, *others) for one in question.documents]
 
 
 def _persons(seed: int, split: Split, index: int) -> list[PuzzlePassage]:
     """The passages about persons that the other questions of the block have: 125 in the mean."""
     first = index - index % BLOCK
-    others = (each for each in range(first, first + BLOCK) if each != index)
-    passages = (each for other in others for each in _puzzle(seed, split, other).passages)
-    return [each for each in passages if each.entity.kind == "person"]
+    others = (n for n in range(first, first + BLOCK) if n != index)
+    passages = (passage for other in others for passage in _puzzle(seed, split, other).passages)
+    return [passage for passage in passages if passage.entity.kind == "person"]
 
 
 def _clause(draw: Draw, about: str, passage: PuzzlePassage) -> Clause:
@@ -282,7 +282,7 @@ def _clause(draw: Draw, about: str, passage: PuzzlePassage) -> Clause:
         name = passage.entity.words[0]
         shown = draw.choice(_CALLED).format(x=name)
     said = draw.choice(KINDS["person"].asides)
-    links = {r: each for r, each in passage.facts.items() if isinstance(each, Entity)}
+    links = {r: entity for r, entity in passage.facts.items() if isinstance(entity, Entity)}
     if links and draw.chance(_FACT):
         relation = draw.choice(list(links))
         said = draw.choice(relation.predicates).format(o=links[relation].mention)
@@ -317,4 +317,4 @@ def renaming(draw: Draw) -> Callable[[str], str]:
             names[word] = fresh(syllables) if syllables else word
         return names[word]
 
-    return lambda text: _CAPITALISED.sub(lambda found: renamed(found[0]), text)
+    return lambda text: _CAPITALISED.sub(lambda match: renamed(match[0]), text)

@@ -55,7 +55,7 @@ def corpus_sentences(
             for text in corpus:
                 # One iterator taken several times gives its neighbours.
                 for neighbours in zip(*[_split(text)] * together, strict=False):
-                    tokens = [token for each in neighbours for token in each]
+                    tokens = [token for sentence in neighbours for token in sentence]
                     if least <= sum(map(bool, map(words_of, tokens))) <= most:
                         sentences[" ".join(tokens)] = None
         counts.update(word for text in corpus for word in {w.lower() for w in words_of(text)})

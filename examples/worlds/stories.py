@@ -83,9 +83,9 @@ class House:
             thing = self.draw.choice(list(self.holder))
             person, _ = self.holder.pop(thing)
             fact = self._tell(f"{person} {self.draw.choice(DROPS)} the {thing}.")
-            room, told = self.room[person]
+            room, moved = self.room[person]
             self._place[thing] = room
-            self.lies[thing] = (room, fact, told)
+            self.lies[thing] = (room, fact, moved)
 
     def give(self) -> None:
         """Somebody hands a thing to another person in the room, if there is one."""
@@ -122,7 +122,7 @@ def where_is_thing(house: House) -> Question | None:
         thing: (house.room[person][0], (fact, house.room[person][1]))
         for thing, (person, fact) in house.holder.items()
     }
-    places |= {thing: (room, (fact, told)) for thing, (room, fact, told) in house.lies.items()}
+    places |= {thing: (room, (fact, moved)) for thing, (room, fact, moved) in house.lies.items()}
     if not places:
         return None
     thing = house.draw.choice(sorted(places))
@@ -155,10 +155,10 @@ def who_gave_what(house: House) -> Question | None:
         (f"Who gave the {thing}?", ("thing",), "giver"),
         (f"Who received the {thing}?", ("thing",), "receiver"),
     )
-    question, given, asked = house.draw.choice(forms)
+    question, named, asked = house.draw.choice(forms)
     for *roles, fact in reversed(house.gifts):
         gift = dict(zip(("giver", "thing", "receiver"), roles, strict=True))
-        if all(gift[role] == known[role] for role in given):
+        if all(gift[role] == known[role] for role in named):
             return question, gift[asked], (fact,)
     raise AssertionError("a drawn gift matches its own question")
 

@@ -255,8 +255,8 @@ class _Pool:
         ]
         if not free:
             return None
-        own = model.kind in free and self.draw.chance(0.5)
-        kind = model.kind if own else self.draw.choice(free)
+        same_kind = model.kind in free and self.draw.chance(0.5)
+        kind = model.kind if same_kind else self.draw.choice(free)
         return self.entity(kind, word, first=word == model.words[0])
 
     def _free_forms(self, kind: str, word: str) -> list[str]:
@@ -274,9 +274,9 @@ class _Pool:
             return self.number(relation)
         return self.entity(relation.object)
 
-    def add(self, entity: Entity, given: dict[Relation, Entity | int]) -> None:
+    def add(self, entity: Entity, fixed: dict[Relation, Entity | int]) -> None:
         """Adds an entity's passage: the given facts, all that is asked of its kind, some more."""
-        facts = dict(given)
+        facts = dict(fixed)
         known = [r for r in RELATIONS if r.subject == entity.kind]
         for r in known:
             if r in self.asked and r not in facts:

@@ -105,15 +105,15 @@ class DataConfig(_Fields):
         return core_schema.no_info_plain_validator_function(cls.read)
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> DataConfig:
+    def read(cls, values: Mapping[str, Any]) -> DataConfig:
         weights: dict[str, float] = {}
         settings: dict[str, Any] = {}
-        for name, source in given.get("sources", {}).items():
+        for name, source in values.get("sources", {}).items():
             fields = dict(source.items())
             where = f"config.data.sources.{name}"
             weights[name] = check_value(Positive, fields.pop("weight", 1.0), f"{where}.weight")
             settings[name] = check_value(SETTINGS.get(name, Plain), fields, where)
-        rest = {name: value for name, value in given.items() if name != "sources"}
+        rest = {name: value for name, value in values.items() if name != "sources"}
         special = {name: settings[name] for name in SETTINGS.keys() & settings.keys()}
         fields = vars(check_value(_Fields, rest, "config.data"))
         return cls(**fields, sources=weights, **special)
@@ -360,8 +360,8 @@ def documents_of_lengths(
     if names == [BABILONG]:
         limits = (config.babilong.most_facts, 0 if every_story else min(counts))
         most = min(filter(None, limits), default=0)
-        made = dataclasses.replace(config.babilong, stories=config.path, most_facts=most)
-        return {n: babilong_documents(made, "dev", n, count) for n, count in counts.items()}
+        settings = dataclasses.replace(config.babilong, stories=config.path, most_facts=most)
+        return {n: babilong_documents(settings, "dev", n, count) for n, count in counts.items()}
     if names == [NIAH] and not config.path:
         return {n: niah_documents(config.niah, "dev", n, count) for n, count in counts.items()}
     raise InputError(

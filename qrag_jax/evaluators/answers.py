@@ -55,20 +55,20 @@ def questions(
 
 def golds_of(path: Path, ids: set[str]) -> dict[str, Gold]:
     """Answers and types of the questions `ids` from a data set's file."""
-    found: dict[str, Gold] = {}
+    golds: dict[str, Gold] = {}
     for where, record in records.read_records(path):
         record_id = record.get("_id", record.get("id"))
         if record_id in ids:
             try:
-                found[record_id] = records.answers(record), str(record.get("type") or "")
+                golds[record_id] = records.answers(record), str(record.get("type") or "")
             except BadRecord as error:
                 raise InputError(f"{where}: {error}; download the file again") from None
-    if missing := sorted(ids - set(found)):
+    if missing := sorted(ids - set(golds)):
         raise InputError(
             f"{path} has no record of {len(missing)} of the log's questions, for example "
             f"{missing[0]}; give the file that the log's questions are from, or no --data"
         )
-    return found
+    return golds
 
 
 def answer(
@@ -135,7 +135,7 @@ def judge(
 
     todo = [row for row in rows if row.id not in verdicts]
     new, misses = _ask(submit, todo, request, read, logs.VERDICTS, out=out, batch=batch)
-    return verdicts | {each.id: each.right for each in new}, misses
+    return verdicts | {row.id: row.right for row in new}, misses
 
 
 def _ask(
@@ -190,7 +190,7 @@ def pool_rows(log: Path) -> list[logs.Row]:
     pooled = []
     for row in logs.HOPS.each(log):
         pool, place = row.hops[-1].pool, {name: n for n, name in enumerate(row.texts)}
-        facts, taken = ([place[name] for name in each] for each in (row.gold, pool))
+        facts, taken = ([place[name] for name in names] for names in (row.gold, pool))
         answer, *aliases = row.answers or ("",)
         pooled.append(
             logs.Row(

@@ -129,21 +129,21 @@ def labelled_splits(
 
     def marked(samples: Sequence[Sample], whose: str, without: str) -> list[Sample]:
         """All samples; those that cannot be rewarded have no supporting chunk."""
-        found, counts = labelled(samples)
+        relabelled, counts = labelled(samples)
         reasons = ", ".join(f"{count} {reason}" for reason, count in counts.items())
-        if not any(sample.support for sample in found):
+        if not any(sample.support for sample in relabelled):
             raise InputError(
                 f"{reward}, but no {whose} question can be rewarded by it ({reasons}); give data "
                 "with answers in config.data.path and config.eval.path, or another reward."
             )
         if reasons:
             report.append(f"{sum(counts.values())} {whose} questions {without}: {reasons}")
-        return found
+        return relabelled
 
     kept: dict[str, Sequence[Sample]] = {}
     for name, samples in train.by_source.items():
-        found = marked(samples, f"{name} training", "left out")
-        kept[name] = [sample for sample in found if sample.support]
+        relabelled = marked(samples, f"{name} training", "left out")
+        kept[name] = [sample for sample in relabelled if sample.support]
     played = marked(dev.all, "evaluation", "not scored in training")
     scored = [number for number, sample in enumerate(played) if sample.support]
     return LoadedSamples(kept, report), played, scored

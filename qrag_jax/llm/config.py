@@ -223,7 +223,7 @@ class _Section(_Limits):
     server: ServerConfig | None = None  # vLLM server, started if url is ""
 
     def client(self, url: str, model: str, version: str = "", cache: str = "") -> ClientConfig:
-        fields = {each.name: getattr(self, each.name) for each in dataclasses.fields(_Limits)}
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(_Limits)}
         return ClientConfig(url, model, version, cache=cache, prefix=PREFIX, **fields)
 
 
@@ -263,7 +263,7 @@ class ServedConfig(_Section):
         server = dataclasses.replace(
             server,
             publish=True,
-            lora_rank=next(each for each in (0, *RANKS) if each >= highest),
+            lora_rank=next(r for r in (0, *RANKS) if r >= highest),
             loaded_adapters=max(server.loaded_adapters, versions),
             max_model_len=max(server.max_model_len, room),
         )

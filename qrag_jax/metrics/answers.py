@@ -151,7 +151,7 @@ def babilong(prediction: str, golds: Sequence[str], task: str, question: str) ->
             raise InputError(
                 f"{gold!r} is no label of the BABILong task {task}; score other data by squad"
             )
-        named = {each for each in labels if each in sentence and each not in asked}
+        named = {word for word in labels if word in sentence and word not in asked}
         scores.append(Scores(float(named == {label}), _token_f1(named, {label})))
     return Scores(max(score.em for score in scores), max(score.f1 for score in scores))
 

@@ -76,9 +76,9 @@ def tune(
         about = {"part": name, "log": str(path), "samples": len(rows)}
         summary[key] = {**about, "scores": intervals}
         lines.append((name, {}))
-        for rule, found in intervals.items():
+        for rule, cells in intervals.items():
             star = " *" if rule in ("threshold", f"budget_{budget}") else ""
-            lines.append((f"  {labels[rule]}{star}", found))
+            lines.append((f"  {labels[rule]}{star}", cells))
     report += score_table(lines, COLUMNS)
     report.append(f"*: chosen for its {objective} on the {held_out}, fewest steps among equals")
     shown = {name: scores[test]["threshold"][name] for name in ("fact_f1", objective, "steps")}

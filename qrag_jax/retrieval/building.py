@@ -194,8 +194,8 @@ def index_words(stored: StoredCorpus, folder: Path, settings: IndexSettings) -> 
             bm25.BM25Index.build(stored, config).save(folder)
 
     hosts.first_does(build)
-    found = bm25.BM25Index.open(folder, stored)  # it fits, or is refused
-    if found.config != config:
+    index = bm25.BM25Index.open(folder, stored)  # it fits, or is refused
+    if index.config != config:
         raise InputError(
             f"{folder} holds words of another language than --language={settings.language}, or "
             "read by another rule; give another --index, or delete that folder to index them again."

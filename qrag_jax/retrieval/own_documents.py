@@ -77,17 +77,17 @@ class OwnRetriever:
         if self._name in _SCORED and searches:
             assert self._scorer is not None
             scores = self._scorer([query for query, *_ in searches], texts)
-        found: list[tuple[Any, ...] | Failure] = []
-        for (query, most, documents), own, scored in zip(searches, texts, scores, strict=True):
+        outcomes: list[tuple[Any, ...] | Failure] = []
+        for (query, most, documents), contents, scored in zip(searches, texts, scores, strict=True):
             if self._name == GOLDEN:
-                found.append(tuple(each for each in documents if each.is_supporting))
+                outcomes.append(tuple(document for document in documents if document.is_supporting))
             elif self._name in _SCORED and (scored is None or not np.isfinite(scored).all()):
-                why = f"there are no scores of the {len(own)} documents for {query!r}."
-                found.append(Failure("server", why))
+                why = f"there are no scores of the {len(contents)} documents for {query!r}."
+                outcomes.append(Failure("server", why))
             else:
-                places = self._places(query, most, own, scored)[:most]
-                found.append(tuple(documents[place] for place in places))
-        return found
+                places = self._places(query, most, contents, scored)[:most]
+                outcomes.append(tuple(documents[place] for place in places))
+        return outcomes
 
     def _places(
         self, query: str, most: int, texts: tuple[str, ...], scores: np.ndarray | None
@@ -127,12 +127,12 @@ class EmbeddingScorer:
             return [np.zeros(0, np.float32) for _ in queries]
         of_documents = self._vectors(list(places))
         of_queries = np.asarray(self._queries(queries), np.float32)
-        found: list[np.ndarray | None] = []
-        for vector, own in zip(of_queries, documents, strict=True):
+        scores: list[np.ndarray | None] = []
+        for vector, contents in zip(of_queries, documents, strict=True):
             # A product may round otherwise in another row: equal texts share theirs, and tie.
-            rows, row_of = np.unique([places[text] for text in own], return_inverse=True)
-            found.append((of_documents[rows.astype(np.int64)] @ vector)[row_of])
-        return found
+            rows, row_of = np.unique([places[text] for text in contents], return_inverse=True)
+            scores.append((of_documents[rows.astype(np.int64)] @ vector)[row_of])
+        return scores
 
     def _vectors(self, texts: Sequence[str]) -> np.ndarray:
         """float32 `[texts, width]`; different texts."""
@@ -155,13 +155,13 @@ def endpoint_scorer(client: Client) -> Scorer:
     def score(
         queries: Sequence[str], documents: Sequence[Sequence[str]]
     ) -> list[np.ndarray | None]:
-        pairs = [(query, tuple(own)) for query, own in zip(queries, documents, strict=True) if own]
+        pairs = [(q, tuple(texts)) for q, texts in zip(queries, documents, strict=True) if texts]
         outcomes = iter(client.ask_blocking([RerankRequest(*pair) for pair in pairs]))
         scores: list[np.ndarray | None] = []
-        for own in documents:
-            outcome = next(outcomes) if own else Answer("[]")
-            found = json.loads(outcome.text) if isinstance(outcome, Answer) else None
-            scores.append(None if found is None else np.array(found, np.float32))
+        for texts in documents:
+            outcome = next(outcomes) if texts else Answer("[]")
+            values = json.loads(outcome.text) if isinstance(outcome, Answer) else None
+            scores.append(None if values is None else np.array(values, np.float32))
         return scores
 
     return score

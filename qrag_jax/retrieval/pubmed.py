@@ -81,14 +81,14 @@ def search_pubmed(ask: Ask, config: RemoteEngineConfig, query: str, most: int, u
             raise ValueError(f"{len(ids)} ids")
         return ids
 
-    found = esearch(query, most)
-    if found is None:
+    ids = esearch(query, most)
+    if ids is None:
         # A query with open parentheses, such as "((", gets HTTP 200 and "Search Backend failed: …
         # temporarily unavailable", as in an outage. So an ordinary query is asked as well.
-        control, found = esearch("cancer", 1), esearch(query, most)
-        if found is None and control is None:
+        control, ids = esearch("cancer", 1), esearch(query, most)
+        if ids is None and control is None:
             raise _Failed("server", "the service refuses all queries")
-    return found or ()
+    return ids or ()
 
 
 def search_trials(ask: Ask, config: RemoteEngineConfig, query: str, most: int, until: str) -> Ids:
@@ -107,7 +107,7 @@ def search_trials(ask: Ask, config: RemoteEngineConfig, query: str, most: int, u
     for _ in range(most // TRIALS_PAGE + 20):  # some pages may be without a new study
         reply = ask(fields | {"pageSize": str(min(TRIALS_PAGE, most - len(ids)))})
         studies = [study["protocolSection"] for study in reply["studies"]]
-        began = [each.get("statusModule", {}).get("startDateStruct", {}) for each in studies]
+        began = [study.get("statusModule", {}).get("startDateStruct", {}) for study in studies]
         if studies and not any(began):  # then all would be dropped
             raise ValueError("no study has a StartDate")
         for study, date in zip(studies, began, strict=True):
@@ -170,8 +170,8 @@ class RemoteEngine:
         for attempts in (1, 2):  # a second one if that may help
             time.sleep(PAUSE if attempts > 1 else 0)
             try:
-                found = find(self._ask, self.config, query, most, until)
-                return tuple(dict.fromkeys(found))[:most]
+                ids = find(self._ask, self.config, query, most, until)
+                return tuple(dict.fromkeys(ids))[:most]
             except _Failed as failed:
                 cause, message = failed.args
             except (LookupError, TypeError, ValueError, AttributeError, RecursionError) as error:

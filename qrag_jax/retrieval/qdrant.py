@@ -240,8 +240,8 @@ class QdrantIndex:
         for field, value in passage.metadata.items():
             terms |= {_term(field, key) for key in keys_of(value)}
         text = json.dumps(kept, ensure_ascii=False).encode("utf-8", "replace")
-        found = json.loads(text) | ({TERMS: sorted(terms)} if terms else {})
-        return found if number else found | {DIGEST: self._digest}
+        payload = json.loads(text) | ({TERMS: sorted(terms)} if terms else {})
+        return payload if number else payload | {DIGEST: self._digest}
 
     def _filter(self, where: Where) -> Any:
         """Qdrant's filter with the meaning of `StoredCorpus.matching`."""

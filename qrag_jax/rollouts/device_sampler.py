@@ -157,7 +157,7 @@ class RoundSampler:
                 ids, keys[row], asked = requests[number]
                 source[row], most[row] = place_of[ids.tobytes()], min(asked, config.room - len(ids))
                 row_of.append(row)
-        prompts = [[*each.values()] for each in texts]
+        prompts = [[*of_device.values()] for of_device in texts]
         read = self._cache_of(prompts, count)
         turns = self._sampler.draw(self._prepared, read, _Rows(source, most, keys))
         self._last = (read[0], prompts) if self._reuse else None

@@ -179,10 +179,10 @@ class ServedPolicy:
 
         Seconds of hand-overs are a median, those of this host.
         """
-        found = metrics_of_all(self._client.counters()) if self._client is not None else {}
+        counters = metrics_of_all(self._client.counters()) if self._client is not None else {}
         if self._seconds:
-            found["llm/handover_seconds"] = float(np.median(self._seconds))
-        return found
+            counters["llm/handover_seconds"] = float(np.median(self._seconds))
+        return counters
 
     # ---------------------------------------------------------------- versions
 
@@ -256,11 +256,11 @@ class ServedPolicy:
         ]
         turns = list[trajectories.Sampled]()
         for request, future in zip(requests, sampler.submit(requests), strict=True):
-            found = sampler.read(request, wait_for(future, watch.check))
-            if isinstance(found, Failure):
-                why = found.message.rstrip(".")
+            turn = sampler.read(request, wait_for(future, watch.check))
+            if isinstance(turn, Failure):
+                why = turn.message.rstrip(".")
                 raise InputError(f"the server cannot sample for training: {why}.")
-            turns.append(found)
+            turns.append(turn)
         server = np.concatenate([turn.log_probs for turn in turns])
         drawn = [(ids, turn.ids) for ids, turn in zip(prompts, turns, strict=False)]
         trainer, at_one = turn_log_probs(model, merge(played, base), drawn, (temperature, 1.0))
@@ -394,7 +394,7 @@ def turn_log_probs(
         whole = attach(params, model.lora_scale)
         hidden = model.trunk.hidden_states(whole, tokens, lengths)[row_of, place]
         logits = model.logits_of(hidden, model.head(whole))
-        every = (jax.nn.log_softmax(logits / (each or 1.0)) for each in temperatures)
+        every = (jax.nn.log_softmax(logits / (temperature or 1.0)) for temperature in temperatures)
         return [log_probs[np.arange(len(target)), target] for log_probs in every]
 
-    return [np.asarray(each) for each in scored(params, tokens, lengths)]
+    return [np.asarray(values) for values in scored(params, tokens, lengths)]

@@ -99,8 +99,8 @@ def described_devices(name: str) -> tuple[Target, list[jax.Device]]:
     with reading(
         f"the description of {name}", fix, (RuntimeError, NotImplementedError, ImportError)
     ):
-        found = topologies.get_topology_desc(platform=target.platform, **topology)
-    return target, list(found.devices)
+        description = topologies.get_topology_desc(platform=target.platform, **topology)
+    return target, list(description.devices)
 
 
 # ---------------------------------------------------------------------- memory
@@ -158,8 +158,8 @@ def _cgroup_room() -> list[int]:
 def _found(path: Path, pattern: str) -> str:
     """The group of a pattern in a file; "": it is not there, or there is no such file."""
     with contextlib.suppress(OSError):
-        if found := re.search(pattern, path.read_text(), re.MULTILINE):
-            return found[1]
+        if match := re.search(pattern, path.read_text(), re.MULTILINE):
+            return match[1]
     return ""
 
 
@@ -192,9 +192,9 @@ class Calls:
 
 def _memory(compiled: Any) -> tuple[int, str]:
     """The bytes that a program needs on each device, and a line about them."""
-    found = compiled.memory_analysis()
-    there, temporary = found.argument_size_in_bytes, found.temp_size_in_bytes
-    new = found.output_size_in_bytes - found.alias_size_in_bytes
+    stats = compiled.memory_analysis()
+    there, temporary = stats.argument_size_in_bytes, stats.temp_size_in_bytes
+    new = stats.output_size_in_bytes - stats.alias_size_in_bytes
     total = there + new + temporary
     return total, (
         f"{shown(total)} per device ({shown(there)} arguments, {shown(new)} new results, "

@@ -116,7 +116,7 @@ def _adapter(kind: Any) -> Any:
 def _refusal(kind: Any, error: Any, place: str) -> ValueError:
     unknown = ("unexpected_keyword_argument", "extra_forbidden")
     # A misspelt name rather than the one that is then missing.
-    first = min(error.errors(include_url=False), key=lambda each: each["type"] not in unknown)
+    first = min(error.errors(include_url=False), key=lambda fault: fault["type"] not in unknown)
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, InputError):
         return cause

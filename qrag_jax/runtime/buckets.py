@@ -271,11 +271,11 @@ class Bucket:
         """What tells the version of each file there from others, by its name."""
         self._store.invalidate_cache()
         try:
-            found = self._store.find(self._root, detail=True)
+            files = self._store.find(self._root, detail=True)
         except FileNotFoundError:
             return {}
         below, listed = len(self._store._strip_protocol(self._root)) + 1, {}
-        for path, about in found.items():
+        for path, about in files.items():
             if PurePosixPath(path).name not in _LOCAL:
                 version = str(sorted(about.items(), key=str)).encode()
                 listed[path[below:]] = hashlib.sha256(version).hexdigest()[:16]

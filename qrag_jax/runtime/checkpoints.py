@@ -276,10 +276,10 @@ def _differing(folder: Path, template: Any, partial: bool) -> str:
     if not partial:
         differing += [f"{name} is too many" for name in sorted(saved.keys() - wanted.keys())]
     for name in sorted(wanted.keys() & saved.keys()):
-        shape, found = tuple(wanted[name].shape), tuple(saved[name].shape)
+        shape, stored = tuple(wanted[name].shape), tuple(saved[name].shape)
         is_key = jax.dtypes.issubdtype(wanted[name].dtype, jax.dtypes.prng_key)
-        if found != shape and not is_key:
-            differing.append(f"{name} has shape {found}, not {shape}")
+        if stored != shape and not is_key:
+            differing.append(f"{name} has shape {stored}, not {shape}")
     return ", ".join(differing)
 
 

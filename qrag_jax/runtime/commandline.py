@@ -85,12 +85,12 @@ def _check_numbers() -> None:
 
 def _help() -> str:
     about = sys.modules["__main__"].__doc__ or ""
-    own = [
+    flag_help = [
         flags.FLAGS.module_help(module).strip().partition("\n")[2]  # line 1 is the module's name
         for module in flags.FLAGS.flags_by_module_dict()
         if module == sys.argv[0] or module.startswith("qrag_jax.")
     ]
-    return "\n".join([about.strip(), "", "Flags:", *own])
+    return "\n".join([about.strip(), "", "Flags:", *flag_help])
 
 
 def _main_or_sentence(main: Callable[[], int]) -> int:

@@ -74,7 +74,7 @@ def section(settings: type, **values: Any) -> ConfigDict:
     result = ConfigDict()
     for field, kind, nested in typed_fields(settings):
         value = _default(field)
-        others = [_bare(each) for each in kinds_of(kind) if each is not types.NoneType]
+        others = [_bare(other) for other in kinds_of(kind) if other is not types.NoneType]
         if nested is not None:
             value = section(nested)
         elif len(others) > 1:  # a reference gives ConfigDict the type if the default does not
@@ -86,7 +86,7 @@ def section(settings: type, **values: Any) -> ConfigDict:
     return result
 
 
-def fill(settings: type[T], given: Mapping[str, Any], place: str = "") -> T:
+def fill(settings: type[T], fields: Mapping[str, Any], place: str = "") -> T:
     """Builds the dataclass of a section; fields that are not given keep their defaults.
 
     A field must have its type and keep its rules (`errors.Rule`), see `bounded_json.typed`.
@@ -94,7 +94,7 @@ def fill(settings: type[T], given: Mapping[str, Any], place: str = "") -> T:
     Args:
         place: the section's name, for messages: "train", "encoder.lora"; "": the whole config.
     """
-    return check_value(settings, given, f"config.{place}" if place else "config")
+    return check_value(settings, fields, f"config.{place}" if place else "config")
 
 
 def check(settings: Any, prefix: str) -> None:
@@ -127,13 +127,13 @@ def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
 @functools.cache
 def comments(settings: type) -> dict[str, str]:
     """The comment of each field, including the fields of base classes."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for cls in filter(dataclasses.is_dataclass, reversed(settings.__mro__)):
         for above, name, behind in _FIELD.findall(inspect.getsource(cls)):
             lines = [*re.findall(r"# ?(.*)", above), *([behind] if behind else [])]
             if lines and name in cls.__annotations__:
-                found[name] = " ".join(lines)
-    return found
+                texts[name] = " ".join(lines)
+    return texts
 
 
 def _default(field: dataclasses.Field) -> Any:

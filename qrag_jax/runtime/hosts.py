@@ -116,8 +116,8 @@ def fail_together(failure: Exception | None, other: type[Exception]) -> None:
         if failure is not None:
             raise failure
         return
-    own = None if failure is None else (isinstance(failure, Stopped), str(failure))
-    for failed in values_of_each(own):
+    local = None if failure is None else (isinstance(failure, Stopped), str(failure))
+    for failed in values_of_each(local):
         if failed is not None:
             stopped, sentence = failed
             failure = failure or (Stopped if stopped else other)(sentence)
@@ -129,13 +129,13 @@ def fail_together(failure: Exception | None, other: type[Exception]) -> None:
 def all_or_none(do: Callable[[], T]) -> T:
     """Does something on each host; all fail together if one is stopped or has lost its feedback."""
     failure: Exception | None = None
-    found: Any = None
+    result: Any = None
     try:
-        found = do()
+        result = do()
     except (Stopped, FeedbackLost) as why:
         failure = why
     fail_together(failure, FeedbackLost)
-    return found
+    return result
 
 
 def together(what: str) -> None:
@@ -184,16 +184,16 @@ def of_each(array: np.ndarray) -> np.ndarray:
     if jax.process_count() == 1:
         return array[np.newaxis]
     raw = np.ascontiguousarray(array).reshape(-1).view(np.uint8)  # JAX would round doubles
-    found = np.ascontiguousarray(multihost_utils.process_allgather(raw))
-    return found.view(array.dtype).reshape(-1, *array.shape)
+    gathered = np.ascontiguousarray(multihost_utils.process_allgather(raw))
+    return gathered.view(array.dtype).reshape(-1, *array.shape)
 
 
 def values_of_each(value: Any) -> list[Any]:
     """A JSON value of each host, in their order; all hosts call this together."""
-    own = np.frombuffer(json.dumps(value).encode(), np.uint8)
-    lengths = of_each(np.array(len(own))).tolist()
+    raw = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    lengths = of_each(np.array(len(raw))).tolist()
     padded = np.zeros(max(lengths), np.uint8)
-    padded[: len(own)] = own
+    padded[: len(raw)] = raw
     rows = zip(of_each(padded), lengths, strict=True)
     return [json.loads(row[:length].tobytes()) for row, length in rows]
 
@@ -201,16 +201,16 @@ def values_of_each(value: Any) -> list[Any]:
 def _settings(text: str) -> dict[str, Any]:
     if text == "auto":
         return {}
-    given = _GIVEN.fullmatch(text)
-    port = 0 if given is None else int(given[2])
-    if given is None or not 0 < port < 2**16 or int(given[4]) >= int(given[3]):
+    match = _GIVEN.fullmatch(text)
+    port = 0 if match is None else int(match[2])
+    if match is None or not 0 < port < 2**16 or int(match[4]) >= int(match[3]):
         raise InputError(
             f"--hosts is {text!r}; give ADDRESS:PORT,COUNT,NUMBER, such as 10.0.0.1:8476,2,0 on "
             "the first of two hosts and 10.0.0.1:8476,2,1 on the other, or auto."
         )
-    address, count, number = f"{given[1]}:{port}", int(given[3]), int(given[4])
+    address, count, number = f"{match[1]}:{port}", int(match[3]), int(match[4])
     try:  # JAX's own attempt may end with a segmentation fault (0.10.2)
-        known = socket.getaddrinfo(given[1].strip("[]"), port, type=socket.SOCK_STREAM)
+        known = socket.getaddrinfo(match[1].strip("[]"), port, type=socket.SOCK_STREAM)
         if number == 0:
             family, kind, _, _, place = known[0]
             with socket.socket(family, kind) as trial:
@@ -286,18 +286,18 @@ class AgreedStop(StopSignal):
 @functools.cache
 def _highest_signal() -> Callable[[int], jax.Array]:
     mesh = Mesh(np.array(jax.devices()), "devices")
-    each = NamedSharding(mesh, PartitionSpec("devices"))
+    split = NamedSharding(mesh, PartitionSpec("devices"))
     highest = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))
     here = np.ones(jax.local_device_count(), np.int32)
-    return lambda number: highest(jax.make_array_from_process_local_data(each, number * here))
+    return lambda number: highest(jax.make_array_from_process_local_data(split, number * here))
 
 
-def check_play(sizes: tuple[int, int, int], own: Mesh, staleness: int) -> None:
+def check_play(sizes: tuple[int, int, int], mesh: Mesh, staleness: int) -> None:
     """Refuses what several hosts cannot do whose policies play on each host alone."""
     count = jax.process_count()
     if count == 1:
         return
-    if own.is_multi_process:
+    if mesh.is_multi_process:
         raise InputError(
             f"config.runtime.mesh is {sizes}, which splits the model over several hosts, and "
             "episodes are played on each host alone; use sizes of fsdp and tensor whose product "

@@ -69,11 +69,11 @@ def host_mesh(shape: tuple[int, int, int] = (-1, 1, 1)) -> Mesh:
     Hosts then compute without each other, and each gives the numbers that it would give alone.
     Else, or where there is one host, it is the mesh of all devices.
     """
-    mesh, own = make_mesh(shape), jax.local_devices()
+    mesh, devices = make_mesh(shape), jax.local_devices()
     _, fsdp, tensor = mesh.devices.shape
-    if not mesh.is_multi_process or len(own) % (fsdp * tensor):
+    if not mesh.is_multi_process or len(devices) % (fsdp * tensor):
         return mesh
-    return make_mesh((-1, fsdp, tensor), own)
+    return make_mesh((-1, fsdp, tensor), devices)
 
 
 def replicate(mesh: Mesh, tree: Any) -> Any:

@@ -55,15 +55,15 @@ def resolved(argv: Sequence[str]) -> list[str]:
             if not equals and place + 1 < len(words):
                 place, value = place + 1, words[place + 1]
             path = value.partition(":")[0]
-            if own := _packaged(path, FOLDER) or _packaged(path, EXAMPLES):
-                words[place] = words[place].replace(path, str(own), 1)
+            if packaged := _packaged(path, FOLDER) or _packaged(path, EXAMPLES):
+                words[place] = words[place].replace(path, str(packaged), 1)
     _import_own()
     return words
 
 
 def instead(path: str) -> str:
     """What to do about an experiment file that is not there: which ones the package has."""
-    names = sorted(each.stem for each in own_folder().glob("[!_]*.py") if "common" not in each.stem)
+    names = sorted(file.stem for file in own_folder().glob("[!_]*.py") if "common" not in file.stem)
     if like := difflib.get_close_matches(Path(path).stem, names, n=1):
         return f"did you mean {FOLDER}/{like[0]}.py?"
     return f"use one of {', '.join(f'{FOLDER}/{name}.py' for name in names)}."
@@ -71,9 +71,9 @@ def instead(path: str) -> str:
 
 def _packaged(path: str, folder: str) -> Path | None:
     """The package's own file of this path, if it begins with `folder` and there is none here."""
-    file = Path(path).expanduser()
-    own = own_folder(folder).joinpath(*file.parts[1:])
-    return own if file.parts[:1] == (folder,) and not file.exists() and own.is_file() else None
+    local = Path(path).expanduser()
+    file = own_folder(folder).joinpath(*local.parts[1:])
+    return file if local.parts[:1] == (folder,) and not local.exists() and file.is_file() else None
 
 
 def _import_own() -> None:
@@ -81,8 +81,8 @@ def _import_own() -> None:
     for name, mark in _MARKS.items():
         if name in sys.modules:
             continue
-        found = importlib.util.find_spec(name)
-        places = list(found.submodule_search_locations or ()) if found else []
+        package = importlib.util.find_spec(name)
+        places = list(package.submodule_search_locations or ()) if package else []
         if any((Path(place) / mark).exists() for place in places):
             continue
         spec = importlib.util.spec_from_loader(name, loader=None, is_package=True)
@@ -110,10 +110,10 @@ def is_own_code(path: str) -> bool:
 def names_foreign(paths: str) -> bool:
     """Whether a path, or one of name=path,name=path, is code that the package did not bring."""
     specs = [part.rpartition("=")[2].strip() for part in paths.split(",")]
-    files = [each.rpartition(":")[0] if is_own_code(each) else each for each in specs]
-    files = [each for each in files if each.endswith(SUFFIX)]
-    own = own_folder(EXAMPLES).resolve()
-    return not all(example(file).resolve().is_relative_to(own) for file in files)
+    files = [spec.rpartition(":")[0] if is_own_code(spec) else spec for spec in specs]
+    files = [file for file in files if file.endswith(SUFFIX)]
+    folder = own_folder(EXAMPLES).resolve()
+    return not all(example(file).resolve().is_relative_to(folder) for file in files)
 
 
 def check_form(spec: str, field: str) -> None:

@@ -38,8 +38,8 @@ class Platform(NamedTuple):
         """The platform of a mesh; None: of this process's own devices."""
         device = jax.devices()[0] if mesh is None else mesh.devices.flat[0]
         # AMD's GPUs name an architecture there, such as gfx942.
-        found = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
-        return cls(device.platform, (int(found[1]), int(found[2])) if found else None)
+        match = re.fullmatch(r"(\d+)\.(\d+)", str(getattr(device, "compute_capability", "")))
+        return cls(device.platform, (int(match[1]), int(match[2])) if match else None)
 
     @property
     def on_cpu(self) -> bool:
@@ -102,10 +102,10 @@ def ask_determinism(*, described: bool = False) -> None:
     Args:
         described: programs are compiled for GPUs that are not here (`runtime.aot`).
     """
-    own = os.environ.get(VARIABLE, "").strip()
-    if own[:1] in ("", "-") and (described or _can_use_gpus()):
-        new = [f"--{name}={str(on).lower()}" for name, on in OPTIONS.items() if name not in own]
-        os.environ[VARIABLE] = " ".join(filter(None, [own, *new]))
+    flags = os.environ.get(VARIABLE, "").strip()
+    if flags[:1] in ("", "-") and (described or _can_use_gpus()):
+        new = [f"--{name}={str(on).lower()}" for name, on in OPTIONS.items() if name not in flags]
+        os.environ[VARIABLE] = " ".join(filter(None, [flags, *new]))
 
 
 def is_deterministic() -> bool:
@@ -120,8 +120,8 @@ def _can_use_gpus() -> bool:
     allowed = getattr(jax.config, "jax_platforms", None)
     if allowed and not {"cuda", "gpu", "rocm"} & set(allowed.split(",")):
         return False
-    found = importlib.util.find_spec("jax_plugins")
-    folders = (found and found.submodule_search_locations) or []
+    spec = importlib.util.find_spec("jax_plugins")
+    folders = (spec and spec.submodule_search_locations) or []
     return any(
         name.startswith(("xla_cuda", "xla_rocm")) for _, name, _ in pkgutil.iter_modules(folders)
     )
@@ -171,9 +171,9 @@ def enable_persistent_cache() -> Path:
     JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS, JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES) take
     precedence. Returns the folder that is used.
     """
-    own = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    folder = Path(own) if own else default_cache() / f"programs-{os.getuid()}"
-    if not own:
+    path = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    folder = Path(path) if path else default_cache() / f"programs-{os.getuid()}"
+    if not path:
         with writing(folder, "QRAG_CACHE or JAX_COMPILATION_CACHE_DIR"):
             folder.mkdir(parents=True, exist_ok=True)
             if folder.stat().st_uid != os.getuid():

@@ -156,8 +156,8 @@ def _figure(height: float, title: str, panels: int, **how: Any) -> tuple[Figure,
     figure = Figure(figsize=(8.0, height), dpi=120, layout="constrained")
     figure.suptitle(title)
     axes = figure.subplots(panels, 1, sharex=True, squeeze=False, **how)[:, 0]
-    for each in axes:
-        each.grid(alpha=0.3)
+    for ax in axes:
+        ax.grid(alpha=0.3)
     return figure, axes
 
 

@@ -63,11 +63,11 @@ def _places(cache: Path) -> Iterator[tuple[str, Path | None]]:
 
 def _is_genuine(place: str, folder: Path) -> bool:
     path = folder / WEIGHTS
-    found = sha256(path) if path.is_file() else "unknown: there is no such file"
-    if found != WEIGHTS_SHA256:
-        what = f"is not the published all-MiniLM-L6-v2 (its sha256 is {found}); passed over."
+    digest = sha256(path) if path.is_file() else "unknown: there is no such file"
+    if digest != WEIGHTS_SHA256:
+        what = f"is not the published all-MiniLM-L6-v2 (its sha256 is {digest}); passed over."
         warnings.warn(f"{place}: {path} {what}", stacklevel=3)
-    return found == WEIGHTS_SHA256
+    return digest == WEIGHTS_SHA256
 
 
 def _from_hub() -> Path | None:
@@ -75,10 +75,10 @@ def _from_hub() -> Path | None:
     from huggingface_hub import snapshot_download
 
     try:  # the short wait: it fails soon if the hub is down
-        found = Path(snapshot_download(HUB_NAME, allow_patterns=[*_ON_THE_HUB], etag_timeout=5))
+        snapshot = Path(snapshot_download(HUB_NAME, allow_patterns=[*_ON_THE_HUB], etag_timeout=5))
     except Exception:  # offline, refused …: the client's errors share no base class
         return None
-    return found if (found / WEIGHTS).exists() else None
+    return snapshot if (snapshot / WEIGHTS).exists() else None
 
 
 def _from_index(cache: Path) -> Path | None:
@@ -124,7 +124,7 @@ def read_fast_tokenizer(folder: Path) -> Any:
             )
     try:
         # By default transformers asks on the terminal whether to run the folder's own code.
-        found = auto_tokenizer().from_pretrained(
+        tokenizer = auto_tokenizer().from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
     except BaseException as error:
@@ -133,8 +133,8 @@ def read_fast_tokenizer(folder: Path) -> Any:
             raise
         reason = (str(error).strip() or type(error).__name__).split("\n")[0][:200]
         raise InputError(f"{folder}: the tokenizer cannot be read ({reason}).") from None
-    if not getattr(found, "is_fast", False):
+    if not getattr(tokenizer, "is_fast", False):
         raise InputError(f"{folder}: there is no fast tokenizer; add its tokenizer.json.")
     where = f"{folder / 'tokenizer_config.json'}: model_max_length"
-    check_value(Positive, found.model_max_length, where)
-    return found
+    check_value(Positive, tokenizer.model_max_length, where)
+    return tokenizer

@@ -38,7 +38,7 @@ EXPORT = "export the run again"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = Rule(PLAIN.fullmatch, "it must be a plain name")
 _WEIGHTS = Rule(
-    lambda found: all(PLAIN.fullmatch(k) and _DIGEST.fullmatch(v) for k, v in found.items()),
+    lambda digests: all(PLAIN.fullmatch(k) and _DIGEST.fullmatch(v) for k, v in digests.items()),
     "it must give each file of weights its SHA-256 in hex",
 )
 _Format = Annotated[int, Rule(FORMAT.__eq__, f"this qrag_jax reads {FORMAT} alone")]
@@ -167,11 +167,11 @@ class RetrieverConfig:
             for name, digest in tower.weights.items():
                 path = folder / tower.folder / name
                 with reading(path, EXPORT):
-                    found = sha256(path)
-                if found != digest:
+                    actual = sha256(path)
+                if actual != digest:
                     raise InputError(
                         f"{path}: is not the file that {NAME} was written for (its SHA-256 is "
-                        f"{found}); {EXPORT}."
+                        f"{actual}); {EXPORT}."
                     )
 
 

@@ -116,7 +116,7 @@ class Run:
         return time.monotonic() - self._began
 
     def check_config(
-        self, saved: ConfigDict, given: ConfigDict, free: Sequence[str], paths: Sequence[str]
+        self, saved: ConfigDict, config: ConfigDict, free: Sequence[str], paths: Sequence[str]
     ) -> None:
         """Refuses to go on under another config; more steps are none.
 
@@ -125,7 +125,7 @@ class Run:
                 `FREE_FIELDS`.
             paths: names of fields of data whose digests `restore` compares.
         """
-        old, new = flat(saved.to_dict()), flat(given.to_dict())
+        old, new = flat(saved.to_dict()), flat(config.to_dict())
         names = [name for name in sorted({*old, *new}) if old.get(name) != new.get(name)]
         changed = {name: (old.get(name), new.get(name)) for name in names}
         grows = STEPS in changed and (old.get(STEPS) or 0) < (new.get(STEPS) or 0)

@@ -65,9 +65,9 @@ class StepLog(contextlib.AbstractContextManager):
 
     def __exit__(self, *error: Any) -> None:
         with contextlib.ExitStack() as stack:
-            for each in (self._writer, self._bar, self._profile):
-                if each is not None:
-                    stack.callback(each.close)
+            for output in (self._writer, self._bar, self._profile):
+                if output is not None:
+                    stack.callback(output.close)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -133,8 +133,8 @@ class StepLog(contextlib.AbstractContextManager):
         """Keeps some episodes of an evaluation, as `config.train.log_episodes` says."""
         most = self._train.log_episodes
         if sampler is not None and most and self._writer is not None:
-            found = sampler(most)
-            self._writer.write_episodes(step, found.kind, found.rows, found.text)
+            episodes = sampler(most)
+            self._writer.write_episodes(step, episodes.kind, episodes.rows, episodes.text)
 
     def _tell(self, step: int, metrics: Metrics, samples: np.ndarray) -> None:
         jax.block_until_ready(metrics)
@@ -412,13 +412,13 @@ class Watch:
 
     def _last_means(self, name: str) -> list[float]:
         """The last means, which cover enough steps and lines; [] if there are too few."""
-        found, steps = list[float](), 0
+        last, steps = list[float](), 0
         for count, means in reversed(self.lines):
             value = means.get(name, math.nan)
             if not math.isfinite(value):
                 return []  # another stage, or a line without any good step
-            found.append(value)
+            last.append(value)
             steps += count
-            if len(found) >= LEAST_LINES and steps >= LEAST_STEPS:
-                return found[::-1]
+            if len(last) >= LEAST_LINES and steps >= LEAST_STEPS:
+                return last[::-1]
         return []

@@ -62,8 +62,8 @@ Log = Callable[[str], None]
 
 def default_cache() -> Path:
     """Of this user: `$QRAG_CACHE`, else `qrag_jax` in `$XDG_CACHE_HOME` or `~/.cache`."""
-    if own := os.environ.get("QRAG_CACHE"):
-        return Path(own)
+    if folder := os.environ.get("QRAG_CACHE"):
+        return Path(folder)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "qrag_jax"
 
 
@@ -376,8 +376,8 @@ def model_digest(folder: Path, log: Log) -> str:
     It tells weights apart in folders of the same name. It reads all files, about a second per
     gigabyte and core, which the system then has in memory for the server.
     """
-    found = sorted([*folder.glob("[!.]*"), *folder.glob("*/*.jinja")])  # templates may lie deeper
-    files = [path for path in found if path.suffix.lower() != ".md" and path.is_file()]
+    paths = sorted([*folder.glob("[!.]*"), *folder.glob("*/*.jinja")])  # templates may lie deeper
+    files = [path for path in paths if path.suffix.lower() != ".md" and path.is_file()]
     if (size := sum(path.stat().st_size for path in files)) >= 2**30:
         log(f"reading {folder} ({size / 1e9:.1f} GB), to know its weights from others.")
     digest = hashlib.sha256()
@@ -413,11 +413,11 @@ def damage(folder: Path) -> str:
         name = DIGESTS
         saved = json.loads((folder / name).read_bytes())
         name = "of the step"
-        found = _digests(folder)
+        digests = _digests(folder)
     except (OSError, ValueError) as error:
         return f"file {name} cannot be read: {reason(error)}"
-    wrong = next((name for name in saved if found.get(name) != saved[name]), None)
-    how = "not as it was saved" if wrong in found else "missing"
+    wrong = next((name for name in saved if digests.get(name) != saved[name]), None)
+    how = "not as it was saved" if wrong in digests else "missing"
     return f"file {wrong} is {how}" if wrong else ""
 
 

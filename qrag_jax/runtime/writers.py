@@ -176,7 +176,7 @@ def _drop_after(path: Path, step: int) -> None:
     """Drops lines of later steps and a torn one, if there is such a file."""
     if path.exists():
         with replacing(path) as file:
-            file.writelines(line for line, found in _whole_lines(path) if found["step"] <= step)
+            file.writelines(line for line, row in _whole_lines(path) if row["step"] <= step)
 
 
 # ---------------------------------------------------------------------- trackers

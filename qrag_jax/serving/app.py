@@ -73,11 +73,11 @@ class Search(BaseModel):
 
 def retrieved(hits: Sequence[Hit], scored: bool) -> list[Mapping[str, Any]]:
     """The hits of one query in Search-R1's form: {"document", "score"}, or bare documents."""
-    found: list[Mapping[str, Any]] = []
+    documents: list[Mapping[str, Any]] = []
     for hit in hits:  # clients take the first line for the title
         document = {"id": hit.id, "contents": f'"{hit.title}"\n{hit.text}'}
-        found.append({"document": document, "score": hit.score} if scored else document)
-    return found
+        documents.append({"document": document, "score": hit.score} if scored else document)
+    return documents
 
 
 def _sentence(errors: Sequence[Mapping[str, Any]]) -> str:
@@ -259,8 +259,8 @@ class _Guard:
 def bound_socket(host: str, port: int, exposed: bool) -> socket.socket:
     """The socket of an address; only if it is `exposed` may other machines reach it."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        family, _, _, _, address = found[0]
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, _, _, _, address = addresses[0]
         if not (exposed or ip_address(str(address[0]).partition("%")[0]).is_loopback):
             raise InputError(
                 f"--host={host} can be reached from other machines, and the server asks for no "

@@ -123,14 +123,14 @@ class Searcher:
         questions, where = [ask.question for ask in asks], asks[0].where
         if isinstance(self._search, MultiStepSearch):
             steps = [key.steps_for(x.count) if x.steps is None else x.steps for x in asks]
-            found = self._search.with_rules(key).search(questions, steps, where)
-            return [hits[: ask.count] for ask, hits in zip(asks, found, strict=True)]
-        found = self._search.search(questions, key, where)
+            results = self._search.with_rules(key).search(questions, steps, where)
+            return [hits[: ask.count] for ask, hits in zip(asks, results, strict=True)]
+        results = self._search.search(questions, key, where)
         return [
             [hit for hit in hits if ask.threshold is None or hit.score > ask.threshold][
                 : ask.count or USUAL_COUNT
             ]
-            for ask, hits in zip(asks, found, strict=True)
+            for ask, hits in zip(asks, results, strict=True)
         ]
 
 

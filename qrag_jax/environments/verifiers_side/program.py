@@ -53,11 +53,11 @@ def one_line(text: object, most: int = 300) -> str:
 
 def reason(error: BaseException) -> str:
     """What was raised, and what raised that, in one line."""
-    found, each = dict[str, None](), error
+    causes, cause = dict[str, None](), error
     for _ in range(4):
-        found[": ".join(filter(None, (type(each).__name__, one_line(each))))] = None
-        each = each.__cause__ or each.__context__ or each
-    return one_line(" ← ".join(found), 400)
+        causes[": ".join(filter(None, (type(cause).__name__, one_line(cause))))] = None
+        cause = cause.__cause__ or cause.__context__ or cause
+    return one_line(" ← ".join(causes), 400)
 
 
 def code_of(module: ModuleType) -> str:

@@ -65,11 +65,11 @@ def _loaded(asked: Mapping[str, Any]) -> tuple[Any, str]:
 
 def _config(asked: Mapping[str, Any]) -> Any:
     """The environment's config: its own fields, and limits, runtime and harness of each agent."""
-    name, given = asked["id"], dict(asked["arguments"])
+    name, arguments = asked["id"], dict(asked["arguments"])
     cls = loaders.environment_class(name)
     config_cls = loaders.concrete_type(cls, loaders.EnvConfig, origin=loaders.Env)
     config_cls = config_cls or loaders.EnvConfig
-    fields: dict[str, Any] = {"taskset": {"id": name, **given.pop("taskset", {})}}
+    fields: dict[str, Any] = {"taskset": {"id": name, **arguments.pop("taskset", {})}}
     limits, harness = asked["limits"], asked["harness"]
     agent: dict[str, Any] = {"runtime": {"type": "subprocess"}, "timeout": {"rollout": None}}
     agent["max_turns"] = limits["turns"]
@@ -77,13 +77,13 @@ def _config(asked: Mapping[str, Any]) -> Any:
         agent["max_output_tokens"] = limits["tokens"]
     if harness != "own":
         agent["harness"] = {"id": _DIRECT if harness == "direct" else harness}
-    own = config_cls.model_fields
-    for role, about in own.items():
+    env_fields = config_cls.model_fields
+    for role, about in env_fields.items():
         if isinstance(about.default, AgentConfig):
-            fields[role] = {**agent, **given.pop(role, {})}
-    for field, value in given.items():
+            fields[role] = {**agent, **arguments.pop(role, {})}
+    for field, value in arguments.items():
         # What is no field of the environment is one of its taskset.
-        (fields if field in own else fields["taskset"])[field] = value
+        (fields if field in env_fields else fields["taskset"])[field] = value
     return config_cls.model_validate(fields)
 
 
@@ -118,15 +118,15 @@ class TasksetPlayer:
         episode = asked["episode"]
         self._clocks[episode] = clock = Clock(self._asked["limits"]["seconds"])
         try:
-            found = await clock.bounded(self._played(asked, episode))
+            outcome = await clock.bounded(self._played(asked, episode))
         except EpisodeFailed as failed:
-            found = {"failure": {"cause": failed.cause, "message": one_line(failed)}}
+            outcome = {"failure": {"cause": failed.cause, "message": one_line(failed)}}
         except Exception as error:
             message = f"the environment raised ({type(error).__name__}: {one_line(error)})"
-            found = {"failure": {"cause": "own_code", "message": message}}
+            outcome = {"failure": {"cause": "own_code", "message": message}}
         finally:
             del self._clocks[episode]
-        self._link.say("played", episode=episode, **found)
+        self._link.say("played", episode=episode, **outcome)
 
     async def _played(self, asked: Mapping[str, Any], episode: int) -> dict[str, Any]:
         sampling = {"max_tokens": self._asked["limits"]["turn_tokens"]}
@@ -169,9 +169,9 @@ def _found(episode: Any) -> dict[str, Any]:
     (trace,) = trained
     for name, reward in trace.rewards.items():
         if reward is None or not math.isfinite(reward.value):
-            given = None if reward is None else reward.score
+            score = None if reward is None else reward.score
             raise EpisodeFailed(
-                "no_number", f"the rubric's {name} gives {given!r}, which is no number"
+                "no_number", f"the rubric's {name} gives {score!r}, which is no number"
             )
     parts = {name: float(reward.score) for name, reward in trace.rewards.items()}
     parts |= {
@@ -205,10 +205,10 @@ def _nodes(trace: Any) -> list[dict[str, Any]]:
 
 
 def _prompt(data: Any) -> list[dict[str, Any]]:
-    found = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
+    system = [{"role": "system", "content": data.system_prompt}] if data.system_prompt else []
     if isinstance(data.prompt, str):
-        return [*found, {"role": "user", "content": data.prompt}]
-    return [*found, *(message.model_dump(exclude_none=True) for message in data.prompt or ())]
+        return [*system, {"role": "user", "content": data.prompt}]
+    return [*system, *(message.model_dump(exclude_none=True) for message in data.prompt or ())]
 
 
 # ---------------------------------------------------------------- turns
@@ -239,7 +239,7 @@ class TrainerClient(Client):
         clock = self._clocks.get(episode) or Clock(0)
         clock.speaks(on=True)
         try:
-            found = await self._link.ask(
+            reply = await self._link.ask(
                 "turn",
                 episode=episode,
                 messages=[message_to_wire(message) for message in turn.prompt],
@@ -251,33 +251,33 @@ class TrainerClient(Client):
             )
         finally:
             clock.speaks(on=False)
-        if "error" in found:
-            raise ProviderError(found["error"], status_code=found["status"])
-        calls = [SimpleNamespace(id=None, name=n, arguments=given) for n, given in found["calls"]]
-        stopped = "tool_calls" if calls and found["finish"] == "stop" else found["finish"]
-        bridged = turn if found["follows"] else None
+        if "error" in reply:
+            raise ProviderError(reply["error"], status_code=reply["status"])
+        calls = [SimpleNamespace(id=None, name=n, arguments=args) for n, args in reply["calls"]]
+        stopped = "tool_calls" if calls and reply["finish"] == "stop" else reply["finish"]
+        bridged = turn if reply["follows"] else None
         result = {
-            "content": found["content"],
+            "content": reply["content"],
             "tool_calls": calls,
             "finish_reason": stopped,
-            "prompt_ids": found["prompt"],
-            "completion_ids": found["ids"],
-            "completion_logprobs": found["log_probs"],
-            "prompt_attribution": _attributed(turn, found),
+            "prompt_ids": reply["prompt"],
+            "completion_ids": reply["ids"],
+            "completion_logprobs": reply["log_probs"],
+            "prompt_attribution": _attributed(turn, reply),
         }
         response = response_from_generate(result, body["model"], bridged)
         response.raw = serialize_completion(response, body["model"])
         return response
 
 
-def _attributed(turn: Any, found: Mapping[str, Any]) -> RenderedTokens:
+def _attributed(turn: Any, reply: Mapping[str, Any]) -> RenderedTokens:
     """All new ids are of the last message: only their order matters for a path of tokens."""
-    shown = turn.tail if found["follows"] else turn.prompt
+    shown = turn.tail if reply["follows"] else turn.prompt
     messages = [message_to_wire(message) for message in shown]
-    before = turn.renderer_path_len if found["follows"] else 0
-    last = [len(messages) - 1] * (len(found["prompt"]) - before)
+    before = turn.renderer_path_len if reply["follows"] else 0
+    last = [len(messages) - 1] * (len(reply["prompt"]) - before)
     return RenderedTokens(
-        token_ids=found["prompt"],
+        token_ids=reply["prompt"],
         message_indices=[*([-1] * before), *last],
         message_roles=[message.get("role") or "" for message in messages],
         message_tool_names=extract_message_tool_names(messages),

@@ -92,7 +92,7 @@ def verdict(text: str, finish_reason: str = "stop", thinks: bool = False) -> boo
     said = without_thinking(text)
     assert isinstance(said, str)
     lines = [answer] if _marked(said) else [bare_line(line) for line in said.splitlines()]
-    verdicts = {found for line in lines if (found := _polarity(line)) is not None}
+    verdicts = {polarity for line in lines if (polarity := _polarity(line)) is not None}
     if len(verdicts) != 1:
         return Failure("unclear_verdict", f"the verdict {answer[:80]!r} is neither yes nor no.")
     return verdicts.pop()
@@ -110,10 +110,10 @@ def _marked(said: str) -> tuple[str, int] | None:
     """The first line after the last mark that has text after it, and where the line ends."""
     for mark in (_MARKED, _LOOSELY_MARKED):
         end = len(said)
-        for found in reversed(list(mark.finditer(said))):
-            if lines := _lines(said, found.end(), end):
+        for match in reversed(list(mark.finditer(said))):
+            if lines := _lines(said, match.end(), end):
                 return lines[0]
-            end = found.start()
+            end = match.start()
     return None
 
 
@@ -150,7 +150,7 @@ def _polarity(line: str) -> bool | None:
     word = line.casefold()
     if word in _YES or word in _NO:
         return word in _YES
-    words = {found.casefold() for found in _YES_OR_NO.findall(line)}
+    words = {token.casefold() for token in _YES_OR_NO.findall(line)}
     if len(words) == 1 and _VERDICT.match(line):
         return words.pop() == "yes"
     return None
@@ -167,7 +167,7 @@ def last_object(text: str, names: Collection[str]) -> dict[str, Any] | None:
     After a few objects that are nested too deep, the rest of the text is not looked at: each of a
     long row of open braces would be tried.
     """
-    found, start, deep = None, text.find("{"), 0
+    last, start, deep = None, text.find("{"), 0
     while start >= 0 and deep < _MOST_DEEP:
         value, end = None, start + 1
         try:
@@ -177,6 +177,6 @@ def last_object(text: str, names: Collection[str]) -> dict[str, Any] | None:
         except RecursionError:
             deep += 1
         if isinstance(value, dict) and value.keys() >= set(names):
-            found = value
+            last = value
         start = text.find("{", end)
-    return found
+    return last

@@ -30,7 +30,7 @@ class Generation(Drawing):
     @classmethod
     def of(cls, llm: Mapping[str, Any], prefix: str) -> Generation:
         """By fields of these names; `prefix` is put before them in messages, such as "--llm."."""
-        drawing = Drawing(**{each.name: llm[each.name] for each in dataclasses.fields(Drawing)})
+        drawing = Drawing(**{field.name: llm[field.name] for field in dataclasses.fields(Drawing)})
         check(drawing, prefix)
         count = None
         if drawing.max_prompt_tokens:

@@ -63,13 +63,13 @@ class Prompt:
 
     @property
     def chunk_slot(self) -> str:
-        found = sorted(self.slots & set(CHUNK_SLOTS))
-        if len(found) != 1:
+        slots = sorted(self.slots & set(CHUNK_SLOTS))
+        if len(slots) != 1:
             wanted = " or ".join(f"{{{slot}}}" for slot in CHUNK_SLOTS)
             raise InputError(
-                f"{self.path} has {len(found)} slots for chunks; write exactly one, {wanted}"
+                f"{self.path} has {len(slots)} slots for chunks; write exactly one, {wanted}"
             )
-        return found[0]
+        return slots[0]
 
     def check(self, *slots: str, optional: Iterable[str] = ()) -> None:
         """Refuses a file that lacks one of the slots, or has another one."""
@@ -81,10 +81,10 @@ class Prompt:
 
     def fill(self, texts: Mapping[str, str]) -> Messages:
         self.check(*texts)
-        found = [fence for _, content in self.messages for fence in _FENCED.findall(content)]
-        marks = {name for name, _ in found}
+        fences = [fence for _, content in self.messages for fence in _FENCED.findall(content)]
+        marks = {name for name, _ in fences}
         safe = {slot: harmless(text, marks) for slot, text in texts.items()}
-        for name, newline in found:
+        for name, newline in fences:
             if not newline:
                 safe[name] = one_line(safe[name])
         return tuple(
@@ -101,8 +101,8 @@ class Prompt:
 def load(name: str) -> Prompt:
     """Loads the package's prompt `name`, or the file `name` if `name` ends in `.txt`."""
     path = Path(name) if name.endswith(".txt") else FOLDER / f"{name}.txt"
-    own = ", ".join(sorted(file.stem for file in FOLDER.glob("*.txt")))
-    fix = f"give one of the prompts {own}, or a .txt file"
+    names = ", ".join(sorted(file.stem for file in FOLDER.glob("*.txt")))
+    fix = f"give one of the prompts {names}, or a .txt file"
     with whole_files.reading(path, fix), path.open("rb") as file:
         text = whole_files.bounded_content(file, path).decode()
     before, *parts = _ROLE.split(text)
@@ -123,8 +123,8 @@ def harmless(text: str, marks: Iterable[str] = ()) -> str:
     `marks` are the names of the tags that mean something in the prompt, such as "passages".
     """
     safe = _CONTROL.sub(r"\1 ", well_formed(text))
-    found = _marks(tuple(sorted(marks)))
-    return safe if found is None else found.sub("", safe)
+    pattern = _marks(tuple(sorted(marks)))
+    return safe if pattern is None else pattern.sub("", safe)
 
 
 def one_line(text: str) -> str:

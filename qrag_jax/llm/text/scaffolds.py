@@ -114,12 +114,12 @@ def scaffold_of(
             False, what the template does to a turn that has thoughts is not looked at.
         options: further options of the template, such as `tools`, a list of JSON schemas.
     """
-    given = dict(options or {})
+    settings = dict(options or {})
     if thinking is not None:
-        given["enable_thinking"] = thinking
-    template = ChatTemplate(tokenizer, given)
+        settings["enable_thinking"] = thinking
+    template = ChatTemplate(tokenizer, settings)
     _check_results(template)
-    thinks = given.get("enable_thinking") is not False
+    thinks = settings.get("enable_thinking") is not False
     if (kept := _kept(template, "tool", thinks)) is None:
         raise InputError(
             f"{template.name} rewrites earlier turns of the model when a tool answers"
@@ -130,7 +130,7 @@ def scaffold_of(
     ends = dict.fromkeys((int(end), tokenizer.eos_token_id))
     return Scaffold(
         tokenizer,
-        given,
+        settings,
         append_only=_kept(template, "user", thinks) == kept,
         stop_ids=tuple(token for token in ends if token is not None),
         kept=kept,
@@ -260,12 +260,12 @@ class ChatRenderer:
         inside = call.get("function") or call
         arguments = inside["arguments"]
         try:
-            given = json.loads(arguments) if isinstance(arguments, str) else arguments
+            values = json.loads(arguments) if isinstance(arguments, str) else arguments
         except ValueError:
-            given = None
-        if not isinstance(given, dict):
+            values = None
+        if not isinstance(values, dict):
             return f"{inside['name']}({arguments})"  # no call of ours: shown as it is
-        return write_call(ToolCall(inside["name"], given), self._form)
+        return write_call(ToolCall(inside["name"], values), self._form)
 
     def _scaffold(self, tools: Sequence[Mapping[str, Any]]) -> tuple[Scaffold, str]:
         """The scaffold for these tools; and what the system's message says of them."""

@@ -43,7 +43,7 @@ def tool(
     `parameters` have a JSON schema each, with a description; its type is one of `_KINDS`. A call
     may leave out the `optional` ones.
     """
-    required = [each for each in parameters if each not in optional]
+    required = [parameter for parameter in parameters if parameter not in optional]
     taken = {"type": "object", "properties": dict(parameters), "required": required}
     function = {"name": name, "description": about, "parameters": taken}
     return {"type": "function", "function": function}
@@ -79,12 +79,12 @@ def check_call(call: ToolCall, tools: Sequence[Mapping[str, Any]]) -> ToolCall |
     It is wrong if there is no such tool, if an argument is unknown, missing, of another kind or too
     low. As in JSON schema, 2.0 is an integer; true, "2" and null are not.
     """
-    functions = {each["function"]["name"]: each["function"]["parameters"] for each in tools}
+    functions = {spec["function"]["name"]: spec["function"]["parameters"] for spec in tools}
     name = call.name
     if (taken := functions.get(name)) is None:
         return Malformed(f"There is no tool {_shown(name)}; there are {_listed(functions)}.")
     properties = taken["properties"]
-    if unknown := [given for given in call.arguments if given not in properties]:
+    if unknown := [arg for arg in call.arguments if arg not in properties]:
         known = f"The tool {name} takes {_listed(properties)}"
         return Malformed(f"{known}, but no argument {_shown(unknown[0])}.")
     arguments = {}
@@ -147,10 +147,10 @@ def _read_hermes(said: str) -> Iterable[ToolCall | Malformed]:
     start = said.find(_OPEN)
     while start >= 0:
         start += len(_OPEN)
-        found, end = _json_call(said, start, HERMES)
-        if isinstance(found, ToolCall) and not said[end:].lstrip().startswith(_CLOSE):
-            found = Malformed(f"The JSON object of the tool call is not followed by {_CLOSE}.")
-        yield found
+        call, end = _json_call(said, start, HERMES)
+        if isinstance(call, ToolCall) and not said[end:].lstrip().startswith(_CLOSE):
+            call = Malformed(f"The JSON object of the tool call is not followed by {_CLOSE}.")
+        yield call
         start = said.find(_OPEN, end)
 
 
@@ -162,17 +162,17 @@ def _read_llama(said: str) -> Iterable[ToolCall | Malformed]:
         if last_object(bare, ("name", "parameters")) is not None:
             yield around
         return
-    found, end = _json_call(whole, 0, LLAMA)
-    yield around if isinstance(found, ToolCall) and end < len(whole) else found
+    call, end = _json_call(whole, 0, LLAMA)
+    yield around if isinstance(call, ToolCall) and end < len(whole) else call
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    members = dict(pairs)
+    if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"{_shown(twice)} is there twice")
-    return found
+    return members
 
 
 def _no_number(text: str) -> None:

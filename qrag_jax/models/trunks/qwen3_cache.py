@@ -108,7 +108,7 @@ def extend(
         x, keys, values = carry
         variables = {"params": params}
         projected: Any = layer.apply(variables, x, cos, sin, method=Layer.projected)
-        query, key, value = (each.reshape(rows, number, -1, c.head_dim) for each in projected)
+        query, key, value = (part.reshape(rows, number, -1, c.head_dim) for part in projected)
         block, row, at = place // places, jnp.arange(rows)[:, None], place % places
         keys = keys.at[which, block, row, :, :, at].set(key.astype(keys.dtype), **APART)
         values = values.at[which, block, row, :, at].set(value.astype(values.dtype), **APART)
@@ -129,7 +129,7 @@ def extend(
     carry, layers = (x, cache.keys, cache.values), range(c.num_hidden_layers)
     if trunk.scanned:
         numbered = prepared[LAYERS], jnp.array(layers)
-        carry, _ = jax.lax.scan(lambda carry, each: (one(carry, *each), None), carry, numbered)
+        carry, _ = jax.lax.scan(lambda carry, pair: (one(carry, *pair), None), carry, numbered)
     else:
         for n in layers:
             carry = one(carry, prepared[f"{LAYERS}_{n}"], n)

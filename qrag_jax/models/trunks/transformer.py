@@ -283,7 +283,7 @@ def frequencies(theta: float, width: int) -> np.ndarray:
 def rotation(config: Sizes, layout: Layout) -> tuple[jax.Array, ...]:
     """cos and sin of each of the config's rotations at the places of a layout."""
     last = layout.place.shape[1] - 1
-    return sum((angles_at(layout.position, each, last) for each in config.rotations), ())
+    return sum((angles_at(layout.position, rope, last) for rope in config.rotations), ())
 
 
 def buckets(length: int, count: int = 32) -> np.ndarray:

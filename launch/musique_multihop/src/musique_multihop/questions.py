@@ -63,8 +63,8 @@ class Questions:
         """All tasks of one of `SPLITS`; every tenth question of data, by its id, is of "dev"."""
         settings = self.settings
         if settings.questions == BRIDGE:
-            made = world().bridge_questions(settings.seed, split, range(settings.count))
-            return [bridge_task(question) for question in made]
+            questions = world().bridge_questions(settings.seed, split, range(settings.count))
+            return [bridge_task(question) for question in questions]
         tasks = tasks_of(read_parts(settings.questions)[0], TasksConfig())
         return [task for task in tasks if is_held_out(task.id) == (split == "dev")]
 
@@ -112,12 +112,12 @@ def turn_text(content: str, calls: Sequence[tuple[str, Any]]) -> str:
     """
     parts = [content] if content else []
     for name, arguments in calls:
-        given = arguments
+        values = arguments
         if isinstance(arguments, str):
             with contextlib.suppress(ValueError):
-                given = json.loads(arguments)
-        if isinstance(given, Mapping):
-            parts.append(write_call(ToolCall(name, given), HERMES))
+                values = json.loads(arguments)
+        if isinstance(values, Mapping):
+            parts.append(write_call(ToolCall(name, values), HERMES))
         else:
             parts.append(f"<tool_call>\n{arguments}\n</tool_call>")
     return "\n".join(parts)

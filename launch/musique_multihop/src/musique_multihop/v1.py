@@ -64,9 +64,9 @@ class MusiqueTools(vf.Toolset[MusiqueToolsConfig, MusiqueState]):
         return "Done."
 
     def _answer(self, name: str, arguments: dict[str, Any]) -> str:
-        given = {key: value for key, value in arguments.items() if value is not None}
+        fields = {key: value for key, value in arguments.items() if value is not None}
         work = Work(self._questions, self._tasks[self.state.question_id])
-        answers = work.said(turn_text("", [(name, given)]))
+        answers = work.said(turn_text("", [(name, fields)]))
         return "\n\n".join(content for _, content in answers)
 
 
@@ -119,9 +119,9 @@ class MusiqueTaskset(vf.Taskset[MusiqueTask, MusiqueConfig]):
                 answers=[*task.answers],
                 hops=task.hops,
             )
-            found = MusiqueTask(data, self.config.task)
-            found.source = (questions, task)
-            yield found
+            entry = MusiqueTask(data, self.config.task)
+            entry.source = (questions, task)
+            yield entry
 
     @classmethod
     def toolsets(cls, config: MusiqueConfig) -> list[Any]:
@@ -135,13 +135,13 @@ def _settings(config: Any) -> dict[str, Any]:
 def _turns(trace: vf.Trace) -> list[tuple[str, bool]]:
     """The model's turns as the agent reads them, and whether each was cut off."""
     cut = {call.node: call.finish_reason == "length" for call in trace.calls}
-    found = []
+    turns = []
     for number, node in enumerate(trace.nodes):
         if node.sampled:
             message = node.message
             calls = [(call.name, call.arguments) for call in message.tool_calls or ()]
-            found.append((turn_text(message.content or "", calls), cut.get(number, False)))
-    return found
+            turns.append((turn_text(message.content or "", calls), cut.get(number, False)))
+    return turns
 
 
 if __name__ == "__main__":
