@@ -48,10 +48,10 @@ SUITES = {
 # A line that begins with blanks continues the last one.
 LIST = """
 [quality]
-Q-RAG by PQN, MiniLM, fact EM on HotpotQA, compared with untrained |
-    hotpotqa/pqn: fact_em, trained | hotpotqa/pqn: fact_em, untrained
-Q-RAG by PQN, MiniLM, fact EM on MuSiQue, compared with untrained |
-    musique/pqn: fact_em, trained | musique/pqn: fact_em, untrained
+Q-RAG from labels, MiniLM, fact EM on HotpotQA (three trainings), compared with PQN (one) |
+    hotpotqa/imitate: fact_em, trained | hotpotqa/pqn: fact_em, trained
+Q-RAG from labels, MiniLM, fact EM on MuSiQue (one training), compared with PQN |
+    musique/imitate: fact_em, trained | musique/pqn: fact_em, trained
 Q-RAG, MiniLM, share of passages taken that are facts (one training), compared with untrained |
     musique/pqn: fact_precision, trained | musique/pqn: fact_precision, untrained
 Q-RAG, the quick start, fact EM, compared with untrained |
