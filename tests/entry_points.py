@@ -259,5 +259,6 @@ def saved_state(workdir: Path, step: int) -> dict[str, np.ndarray]:
         arrays = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), saved)
         tree = checkpointer.restore(folder, restore_args=arrays)
     leaves = ocp.tree.to_flat_dict(tree, sep="/")
-    leaves["key"] = jax.random.key_data(leaves["key"])
+    if "key" in leaves:
+        leaves["key"] = jax.random.key_data(leaves["key"])
     return {name: np.asarray(leaf) for name, leaf in leaves.items()}

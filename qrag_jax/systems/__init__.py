@@ -15,11 +15,11 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from qrag_jax.errors import InputError
 from qrag_jax.runtime import own_code
-from qrag_jax.runtime.config_fields import TrainConfig, save_config
+from qrag_jax.runtime.config_fields import TrainConfig, read_fields, save_config
 
 if TYPE_CHECKING:  # not at run time: a deployed retriever (`systems.retriever`) needs no jax
     from ml_collections import ConfigDict
@@ -77,9 +77,10 @@ class System(Protocol):
             devices: None: all of this process. They may be described ones (`runtime.aot`), on which
                 nothing can be placed.
         """
+        if run.has_begun:
+            run.check_config(type(config)(read_fields(run.config_path)), config, (), ())
         run.begin(lambda: save_config(config, run.config_path))
-        make: Any = cls
-        yield make(config)
+        yield cast(Any, cls)(config)
 
     # The first state of training, built in place; it has a field `params`.
     def first_state(self) -> Any: ...

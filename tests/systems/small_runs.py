@@ -12,6 +12,7 @@ import pytest
 from ml_collections import ConfigDict
 
 from configs import harr_grpo, hotpotqa
+from examples import bandit
 from qrag_jax import systems
 from qrag_jax.environments.episode import Look, Said, Speak, ToolTask
 from qrag_jax.rollouts.token_episodes import Episode, Speech, Talk, encoded
@@ -115,6 +116,15 @@ def small_deepretrieval(**fields: Any) -> ConfigDict:
     return with_fields(config, fields)
 
 
+BANDIT = "examples/bandit.py"  # a system outside the package
+
+
+def small_bandit(**fields: Any) -> ConfigDict:
+    config = bandit.get_config()
+    config.train.update(steps=6, eval_every=6, checkpoint_every=2, log_every=1)
+    return with_fields(config, fields)
+
+
 # Of every system its smallest config; a new system is tested by its line here.
 SMALL: Mapping[str, Callable[..., ConfigDict]] = {
     "q_rag": small_q_rag,
@@ -122,6 +132,7 @@ SMALL: Mapping[str, Callable[..., ConfigDict]] = {
     "rlvr": small_rlvr,
     "leret": small_leret,
     "deepretrieval": small_deepretrieval,
+    BANDIT: small_bandit,
 }
 
 
