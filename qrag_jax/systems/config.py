@@ -40,7 +40,7 @@ class SystemConfig:
     # resumed run may have other values.
     FREE_FIELDS: ClassVar[tuple[str, ...]] = ()
     PATHS: ClassVar[tuple[str, ...]] = ()  # of data whose digests are kept
-    # Commands for its runs besides `evaluate`, those for its experiments, flags that few systems read
+    # Commands besides `evaluate`, those that take its experiments, flags that few systems read
     COMMANDS: ClassVar[tuple[str, ...]] = ()
     UNTRAINED: ClassVar[tuple[str, ...]] = ()
     FLAGS: ClassVar[tuple[str, ...]] = ()
