@@ -9,8 +9,7 @@ MuSiQue evaluation: 110 tokens, 4 steps. `:tiny` runs in seconds, offline.
 `:minilm` trains MiniLM on a CPU from the supporting facts (stage `imitate`). 50 steps of 16
 questions raise fact EM from 0.20 to 0.60 on 124 dev questions that are not used to choose the
 checkpoint (one training, seed 42; 552 training questions; 15 minutes on 2 cores of an AMD EPYC
-beside other work, 2026-11-30). By PQN alone (`common.from_labels` says how) it is 0.38 (mean of
-three seeds).
+beside other work, 2026-11-30). By PQN alone (docs/training.md) it is 0.38 (mean of three seeds).
 
 `:contriever`, `:e5`, `:gte`, `:qwen3` train those, of the hub or --config.encoder.path=FOLDER.
 """

@@ -80,7 +80,10 @@ RETRIEVERS = {
 }
 LAST = {way: pattern.replace("best", "last") for way, pattern in RETRIEVERS.items()}
 STAGES = ("pqn", "imitate", "imitate,pqn")
-PQN_ALONE = ("encoder.normalise=False", "encoder.scale=0.1")  # of `:minilm`, as in Q-RAG's towers
+PQN_ALONE = (  # of `:minilm`, with towers as in Q-RAG
+    *("encoder.normalise=False", "encoder.scale=0.1"),
+    *("optimizer.learning_rate=5e-5", "policy.alpha=0.01"),
+)
 
 
 def _plus(stages: str) -> str:
