@@ -158,7 +158,7 @@ def make_query_update(learner: QueryEncoder) -> Update:
         if config.updates_per_batch > 1:
             order = minibatch_order(state, config, len(counts))
             divisors = jax.vmap(lambda n: aggregation(name, n, valid.shape[1])[1])(counts[order])
-        weight = jnp.where(valid & (rows.lengths > 0), weights[:, None], 0.0)
+        weight = jnp.where(rows.lengths > 0, weights[:, None], 0.0)
         every = rows, searches._replace(targets=searches.targets._replace(weight=weight))
 
         def part_of(places: jax.Array | None) -> tuple[TokenRows, Searches]:

@@ -54,7 +54,9 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
     )
     late = _later(patience, end_process, alone, 1)  # no bad input: a launcher may try again
     # Its handler would take SIGTERM before `AgreedStop`, which must hear it inside of a step, too.
-    jax.config.update("jax_enable_preemption_service", False)
+    # That of JAX 0.8 and before, which has no such switch, is replaced by `AgreedStop`'s.
+    if hasattr(jax.config, switch := "jax_enable_preemption_service"):
+        jax.config.update(switch, False)
     try:
         jax.distributed.initialize(
             **settings, initialization_timeout=_LONGER, heartbeat_timeout_seconds=_HEARTBEAT
