@@ -16,6 +16,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +208,7 @@ def _asked(search: Callable[[Any], object], asked: Sequence[Any]) -> dict[str, f
     """The first of them once more before the others: programs compile, files are mapped."""
     *alone, together = asked
     first = _timed(lambda: search(alone[0]))
-    one = statistics.median(_timed(lambda q=q: search(q)) for q in alone)
+    one = statistics.median(_timed(partial(search, queries)) for queries in alone)
     search(together)
     many = min(_timed(lambda: search(together)) for _ in range(3))
     return {"one": 1e3 * one, f"of {MANY}, ms": 1e3 * many / MANY, "first, s": first}
@@ -274,6 +275,7 @@ def _search_peer(folder: Path, peer: str) -> dict[str, float]:
     import faiss
 
     vectors = np.load(folder / ASKED)
+    index: Any
     start = time.perf_counter()
     if peer == "FAISS Flat":
         rows = np.load(folder / VECTORS)

@@ -19,7 +19,7 @@ from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.runtime import own_code
 from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.systems.config import HalvedEvalConfig, SystemConfig, refuse
-from qrag_jax.systems.search import SearchConfig, of_corpus, unread
+from qrag_jax.systems.search import BY_VECTORS, SearchConfig, of_corpus, unread
 
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
 SCRIPTED, REACT, SEARCH_R1, PLANNER = "scripted", "react", "search_r1", "planner"
@@ -123,6 +123,11 @@ class HarrConfig(SystemConfig):
             self,
             (self.episodes % rule.minibatches, f"{self.algorithm}.minibatches", parts),
             *of_corpus(self.search),
+            (
+                self.search.engine not in BY_VECTORS,
+                "search.engine",
+                f"but a query encoder compares vectors; use one of {', '.join(BY_VECTORS)}",
+            ),
         )
         if RELEVANCE in rewards:
             self.reranker.client.api_key()  # checks the fields
@@ -167,7 +172,7 @@ class HarrConfig(SystemConfig):
             "reranker": RELEVANCE in rewards,
         }
         lacking = [name for name, is_read in read.items() if not is_read]
-        return [*lacking, *unread("index", "corpus", "dtype")]
+        return [*lacking, *unread("index", "corpus", "engine", "dtype")]
 
 
 CONFIG = HarrConfig
