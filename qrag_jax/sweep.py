@@ -29,19 +29,10 @@ from absl import flags
 from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import evaluation
-from qrag_jax.evaluators.token_scores import measured
+from qrag_jax.metrics import row_log as logs
+from qrag_jax.metrics import summaries
 from qrag_jax.metrics.bootstrap import crossed_interval, interval_text, named
 from qrag_jax.metrics.facts import score_columns
-from qrag_jax.metrics.row_log import (
-    AGENTS,
-    HOPS,
-    PREDICTIONS,
-    RETRIEVALS,
-    REWRITES,
-    Searched,
-    scored_episodes,
-)
-from qrag_jax.metrics.summaries import agent_columns, by_question, hop_columns, question_columns
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.config_fields import CONFIG_NAME, read_fields
 from qrag_jax.runtime.interrupt import StopSignal
@@ -228,16 +219,17 @@ def _status(words: Sequence[str], log_path: Path, stop: StopSignal) -> int:
 
 # ---------------------------------------------------------------- the scores of a run
 
-_MAIN = {HOPS.name: "all_gold", RETRIEVALS.name: "fact_f1"}  # of other logs it is f1
+_MAIN = {logs.HOPS.name: "all_gold", logs.RETRIEVALS.name: "fact_f1"}  # of other logs it is f1
 
 
 def main_score(path: Path, workdir: Path, questions: Mapping[str, Questions]) -> str:
     """The score that sums a run up, of a log with these scores of its questions."""
     kind = str(evaluation.kind_of(path))
-    if kind == REWRITES.name:
+    if kind == logs.REWRITES.name:
         return read_fields(workdir / CONFIG_NAME)["eval"]["best_by"]
-    without_facts = kind == RETRIEVALS.name and not any("fact_f1" in q for q in questions.values())
-    return "answer_found" if without_facts else _MAIN.get(kind, "f1")
+    if kind == logs.RETRIEVALS.name and not any("fact_f1" in q for q in questions.values()):
+        return "answer_found"
+    return _MAIN.get(kind, "f1")
 
 
 def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
@@ -247,12 +239,16 @@ def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
     such as hop1/recall. Ids of rewrites are COLLECTION/ID.
     """
     kind = evaluation.kind_of(path)
-    if kind == PREDICTIONS.name:
-        return question_columns(by_question(scored_episodes(path)))
-    if kind == REWRITES.name:
+    if kind == logs.PREDICTIONS.name:
+        return summaries.question_columns(summaries.by_question(logs.scored_episodes(path)))
+    if kind == logs.REWRITES.name:
         return _rewrites(path, read_fields(workdir / CONFIG_NAME)["eval"]["measures"])
     assert kind is not None
-    columns: Any = {RETRIEVALS.name: score_columns, AGENTS.name: agent_columns, HOPS.name: _hops}
+    columns: Any = {
+        logs.RETRIEVALS.name: score_columns,
+        logs.AGENTS.name: summaries.agent_columns,
+        logs.HOPS.name: _hops,
+    }
     return {
         row.id: {name: values[0] for name, values in columns[kind]([row]).items() if values}
         for row in evaluation.KINDS[kind][0].read(path)
@@ -260,14 +256,14 @@ def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
     }
 
 
-def _hops(rows: Sequence[Searched]) -> dict[str, list[float]]:
+def _hops(rows: Sequence[logs.Searched]) -> dict[str, list[float]]:
     last = {name: [value] for name, value in rows[0].hops[-1].scores.items()}
-    return hop_columns(rows) | last
+    return summaries.hop_columns(rows) | last
 
 
 def _rewrites(path: Path, measures: Sequence[str]) -> dict[str, dict[str, float]]:
-    rows = [row for row in REWRITES.read(path) if not row.failed]
-    columns = measured(rows, measures).items()
+    rows = [row for row in logs.REWRITES.read(path) if not row.failed]
+    columns = summaries.measured(rows, measures).items()
     names = (f"{row.collection}/{row.id}" for row in rows)
     return {name: {m: float(column[n]) for m, column in columns} for n, name in enumerate(names)}
 

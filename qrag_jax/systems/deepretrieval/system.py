@@ -12,6 +12,7 @@ them, with intervals by the bootstrap; differences are paired by the queries.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -33,25 +34,22 @@ from qrag_jax.data.corpora import (
 )
 from qrag_jax.data.reading import WITHOUT, DatasetPart, parse_parts
 from qrag_jax.data.sample import Sample, world
-from qrag_jax.environments.episode import Document, Look
-from qrag_jax.environments.queries import REWRITTEN, RewriteAgent, Searched, demonstration_scripts
-from qrag_jax.errors import InputError
-from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.token_scores import (
-    measured,
-    played_row,
-    rewrite_evaluation,
-    rewrite_gains,
-    rewrite_summary,
-    searched_row,
-    shape_lines,
-    shape_of_rows,
+from qrag_jax.environments.episode import Document, Failed, Look
+from qrag_jax.environments.queries import (
+    REWRITTEN,
+    RewriteAgent,
+    Searched,
+    demonstration_scripts,
+    read_output,
 )
+from qrag_jax.errors import InputError
+from qrag_jax.evaluators.evaluation import Evaluation, lost_text, sampler
 from qrag_jax.feedback import rewrite
 from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import one_line
+from qrag_jax.metrics import bootstrap, summaries
 from qrag_jax.metrics.bootstrap import columns_of, means, score_table
 from qrag_jax.metrics.row_log import REWRITES, RewriteRow
 from qrag_jax.retrieval.boolean_search import parse_boolean
@@ -67,7 +65,7 @@ from qrag_jax.rollouts.libraries import (
     SearchLibrary,
 )
 from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import Episode, facts_of
+from qrag_jax.rollouts.token_episodes import Episode, Speech, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.config_fields import has_begun
@@ -109,7 +107,7 @@ def load_inputs(
         listed: queries of a file, without judgements; then the config's are not read, and all
             their collections are searched.
     """
-    queries, asked, folder = config.queries, _Asked(config), search or workdir / _SEARCH
+    asked, folder = _Asked(config), search or workdir / _SEARCH
     if listed is None:
         parts = asked.parts(trains)
     else:
@@ -136,7 +134,9 @@ def load_inputs(
         begun = search is None and has_begun(workdir)
         library = asked.opened(named, folder, begun=begun)
         for name, part in parts.items():
-            field = f"config.queries.{'train' if name == 'dev' and not queries.dev else name}"
+            field = (
+                f"config.queries.{'train' if name == 'dev' and not config.queries.dev else name}"
+            )
             parts[name] = asked.on_corpora(part, field, library)
         for name, collection in library.by_name.items() if trains else ():
             if (count := len(collection.corpus)) < config.reward.k:  # recall would count all
@@ -153,11 +153,11 @@ def load_inputs(
         raise InputError(
             "all of config.queries.train is in config.queries.dev or test; name other parts."
         )
-    parts["train"] = left[: queries.most or len(left)]
+    parts["train"] = left[: config.queries.most or len(left)]
     for task in (*parts["train"], *parts["dev"]):
         rewrite.RewriteReward(config.reward).check(task)
     script = None
-    if trains and queries.train == TALKATIVE:
+    if trains and config.queries.train == TALKATIVE:
         script = demonstration_scripts().RewriteScript(asked.made[1])
     elif trains and SCRIPT in config.stages and isinstance(library, Collections):
         corpora = ((p.whole for p in collection.corpus) for collection in library.by_name.values())
@@ -492,7 +492,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
     ) -> list[RewriteRow]:
         """Those of queries that a rule writes, see `searched`."""
         results = self.searched(tasks, self.config.eval.depth, stop, write)
-        return [searched_row(task, write(task.question), f) for task, f in zip(tasks, results)]
+        return [row_of(task, write(task.question), f) for task, f in zip(tasks, results)]
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         settings, tasks = self.config.eval, self.inputs.dev
@@ -577,7 +577,7 @@ def _compared(
     measures: Sequence[str],
 ) -> tuple[dict[str, Any], list[str]]:
     """`pooled` over all queries, and `collections`, each by its name; and their tables."""
-    ways = {label: measured(rows_of_way, measures) for label, rows_of_way in rows.items()}
+    ways = {label: summaries.measured(rows_of_way, measures) for label, rows_of_way in rows.items()}
     places: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
         places.setdefault(task.collection or OWN, []).append(number)
@@ -625,6 +625,124 @@ def _write_runs(
         except InputError as error:
             notes.append(str(error))
     return notes
+
+
+# ---------------------------------------------------------------- rows and their scores
+
+
+def row_of(
+    task: Sample, query: str, hits: Sequence[Document] | Failure, outcome: str = "", **written: Any
+) -> RewriteRow:
+    """The row of a query and what it found; `written`: `text` and `sampled` of a model's."""
+    if isinstance(hits, Failure):
+        outcome, hits = hits.cause, ()
+    found = tuple((d.id, float(d.score)) for d in hits)
+    row = RewriteRow(task.id, task.collection, task.question, query, outcome, found=found)
+    return dataclasses.replace(row, grades=dict(task.grades), **written)
+
+
+def played_row(task: Sample, episode: Episode, speech: Speech, form: str) -> RewriteRow:
+    """The row of an episode."""
+    ended, text = episode.ended, ""
+    if turn := next(itertools.chain(*episode.segments), None):
+        text = speech.text(turn.sampled)
+    wrote: Any = {"text": text, "sampled": len(turn.sampled) if turn else 0}
+    if isinstance(ended, Failed):
+        query, _ = read_output(text, form, cut_off=turn is None or turn.finish == "length")
+        return row_of(task, query, Failure(ended.cause, ended.message), **wrote)
+    assert isinstance(ended, Searched)
+    return row_of(task, ended.answer, ended.found, ended.outcome, **wrote)
+
+
+_SHAPE = ("format", "readable", "sampled_tokens")
+# Of one way of writing: measure → float `[queries]`, NaN where the search failed.
+WayScores = Mapping[str, np.ndarray]
+
+
+def rewrite_evaluation(
+    step: int,
+    tasks: Sequence[Sample],
+    rows: Sequence[RewriteRow],
+    *,
+    originals: Sequence[RewriteRow],
+    measures: Sequence[str],
+    best_by: str,
+) -> Evaluation:
+    """Scores the played queries of a training next to the original ones."""
+    original, columns = (
+        {
+            name: column[~np.isnan(column)]
+            for name, column in summaries.measured(of, measures).items()
+        }
+        for of in (originals, rows)
+    )
+    scores, baselines = means(columns), means(original)
+    values = ", ".join(
+        f"{name} {scores[name]:.3f} ({baselines[name]:.3f} by the originals)" for name in measures
+    )
+    scores |= {name: value or 0.0 for name, value in shape_of_rows(tasks, rows).items()}
+    scores.pop("readable")
+    scores["failed_share"] = sum(row.failed for row in rows) / max(len(rows), 1)
+    line = (
+        f"step {step}: {values}, {scores['format']:.0%} readable, "
+        f"{scores['query_words']:.1f} words{lost_text(scores, {'failed_share': 'failed'})} on "
+        f"{len(tasks)} queries"
+    )
+    kept = sampler(REWRITES, rows)
+    scored = Evaluation.of(line, scores, best_by, columns, episodes=kept)
+    scored.baselines.update({f"original/{name}": value for name, value in baselines.items()})
+    return scored
+
+
+def shape_of_rows(tasks: Sequence[Sample], rows: Sequence[RewriteRow]) -> dict[str, float | None]:
+    """Means over the queries that did not fail; None: of nothing.
+
+    `format` is the share with a query, even one that the search cannot read, as in the reward, and
+    `readable` that with a query that was searched for. There are also `sampled_tokens`, and over
+    those with a query `GUARD_MEASURES`.
+    """
+    shapes = []
+    for task, row in zip(tasks, rows, strict=True):
+        written = rewrite.guard_measures(row.original, row.query, task.answers) if row.query else {}
+        counts = bool(row.query), row.outcome == REWRITTEN, row.sampled
+        if not row.failed:
+            shapes.append(dict(zip(_SHAPE, map(float, counts))) | written)
+    columns, names = columns_of(shapes), (*_SHAPE, *rewrite.GUARD_MEASURES)
+    return {name: float(np.mean(columns[name])) if name in columns else None for name in names}
+
+
+# A search that failed tells nothing of its query, which is left out of the means of its way. A
+# difference between two ways is over the queries that failed in neither.
+
+
+def rewrite_summary(columns: WayScores) -> dict[str, Any]:
+    """Each measure's interval over the queries, and how many of them `failed`."""
+    count, left = len(next(iter(columns.values()))), _whole(columns)
+    return {"queries": count, "failed": int(count - left.sum())} | bootstrap.with_intervals(
+        {name: column[left] for name, column in columns.items()}
+    )
+
+
+def rewrite_gains(columns: WayScores, others: WayScores) -> dict[str, Any]:
+    """Paired differences of all measures."""
+    both = _whole(columns) & _whole(others)
+    ours, theirs = ({name: c[both] for name, c in side.items()} for side in (columns, others))
+    return bootstrap.gains(ours, theirs)
+
+
+def _whole(columns: WayScores) -> np.ndarray:
+    """bool `[queries]`, whether their search did not fail."""
+    return ~np.isnan(next(iter(columns.values())))
+
+
+def shape_lines(shapes: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    """The table of what the queries of each model look like."""
+    names = [*next(iter(shapes.values()), {})]
+    rows = [["", *names]]
+    for label, shape in shapes.items():
+        cells = [shape[name] for name in names]
+        rows.append([label, *("-" if cell is None else f"{cell:.3g}" for cell in cells)])
+    return bootstrap.columns_text(rows)
 
 
 SYSTEM = DeepRetrieval

@@ -10,7 +10,6 @@ from qrag_jax.data.loading import DataConfig
 from qrag_jax.environments.episode import Limits
 from qrag_jax.environments.rag import PATH
 from qrag_jax.errors import Count, Natural, Share, least, one_of
-from qrag_jax.evaluators.agents import BEST_BY
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
 from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
 from qrag_jax.llm.config import LlmConfig, RerankerConfig
@@ -21,6 +20,7 @@ from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.systems.config import HalvedEvalConfig, SystemConfig, refuse
 from qrag_jax.systems.search import SearchConfig, of_corpus, unread
 
+BEST_BY = ("f1", "em", "recall")
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
 SCRIPTED, REACT, SEARCH_R1, PLANNER = "scripted", "react", "search_r1", "planner"
 OWN = "own"

@@ -27,8 +27,7 @@ from qrag_jax.data.sample import Sample, fingerprint
 from qrag_jax.environments.episode import Agent, Closed, Failed, Task
 from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Scripted, SearchR1
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.agents import agent_evaluation, agent_row
-from qrag_jax.evaluators.evaluation import Evaluation
+from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, sampler
 from qrag_jax.feedback import rag
 from qrag_jax.feedback.llm import JUDGE, metrics_of_all, verdict_of
 from qrag_jax.feedback.rewards import Checks, Patience, Watch
@@ -38,9 +37,10 @@ from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.outcomes import Failure, Request
 from qrag_jax.llm.text import generation, prompts
-from qrag_jax.metrics.bootstrap import gains, score_table
+from qrag_jax.metrics import ranking
+from qrag_jax.metrics.bootstrap import gains, means, score_table
 from qrag_jax.metrics.row_log import AGENTS, REWARDS, AgentRow
-from qrag_jax.metrics.summaries import agent_columns, agent_summary, pass_at
+from qrag_jax.metrics.summaries import agent_columns, agent_counts, agent_summary, pass_at
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.first_encoder import FOLDER, check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
@@ -57,6 +57,7 @@ from qrag_jax.rollouts.text_table import MeshTower, blocks_of
 from qrag_jax.rollouts.token_episodes import HOPELESS, AgentRollout, Asks, Episode, Start
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.aot import Program
+from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.config_fields import check_split
 from qrag_jax.runtime.interrupt import StopSignal, wait_for
 from qrag_jax.runtime.mesh import shard_batch, shardings_of
@@ -441,6 +442,60 @@ class Harr(MeshSystem[HarrConfig]):
         if sampled:
             summary["pass@k"] = _passes(rows[main], sampled)
         return summary, _table(summary)
+
+
+def agent_evaluation(
+    step: int,
+    golds: Sequence[Sample],
+    best_by: str,
+    play: Callable[[Sequence[int]], Sequence[Episode]],
+) -> Evaluation:
+    """Scores fixed questions; of several hosts, each plays its part, and all call this together.
+
+    Args:
+        golds: the questions, with their relevant passages as `grades`.
+        best_by: the score that chooses the best checkpoint.
+        play: places of questions → an episode for each of them, in order.
+    """
+
+    def ask(places: Sequence[int]) -> list[Any]:
+        rows = map(agent_row, [golds[place] for place in places], play(places))
+        return [*map(dataclasses.asdict, rows)]
+
+    rows = [typed(AgentRow, fields) for fields in of_all_hosts(len(golds), ask)]
+    columns, counts = agent_columns(rows), agent_counts(rows)
+    if not columns["recall"]:  # no question has gold passages
+        del columns["recall"]
+    scores = means(columns)
+    shown = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
+    scores |= {name: counts[name] for name in ("broken_share", "failed_share")}
+    lost = lost_text(scores, {"broken_share": "broken", "failed_share": "failed"})
+    line = f"step {step}: {shown}{lost} on {len(golds)} questions"
+    kept = sampler(AGENTS, rows)
+    return Evaluation.of(line, scores, best_by, columns, episodes=kept)
+
+
+def agent_row(gold: Sample, episode: Episode) -> AgentRow:
+    """The row of an episode, whose question has this gold."""
+    ended = episode.ended
+    names = [s.names for s in episode.searches]
+    broken = isinstance(ended, Failed)
+    answer = "" if isinstance(ended, Failed) else ended.answer
+    scores = rag.em_f1(answer, gold)
+    return AgentRow(
+        id=gold.id,
+        question=gold.question,
+        golds=gold.answers,
+        answer=answer,
+        broken=ended.cause if isinstance(ended, Failed) else "",
+        em=0.0 if broken else scores.em,
+        f1=0.0 if broken else scores.f1,
+        recall=ranking.episode_recall(gold.relevant, names) if gold.relevant else None,
+        searches=tuple(
+            {"query": hop.sub_query, "status": hop.status, "answer": hop.answer, "names": list(ids)}
+            for hop, ids in zip(ended.history, names)
+        ),
+    )
 
 
 def _gains(rows: Sequence[AgentRow], others: Sequence[AgentRow]) -> dict[str, Any]:

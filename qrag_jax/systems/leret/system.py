@@ -13,6 +13,7 @@ made with.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,15 +27,14 @@ from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Sample, Split, world
 from qrag_jax.environments import queries
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.token_scores import query_evaluation
+from qrag_jax.evaluators.evaluation import Evaluation, sampler
 from qrag_jax.feedback.pairs import check_found, check_pairs, read_pairs, report_of, write_pairs
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_policy import row_log_probs
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.row_log import HOPS, Searched
-from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
+from qrag_jax.metrics.summaries import SHOWN, hop_columns, hop_gains, hop_summary, hop_table
 from qrag_jax.retrieval.corpus import pooled
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.experience import questions_at
@@ -411,6 +411,48 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         rows, main = {label: HOPS.read(log) for label, log in logs}, logs[0][0]
         summary = scoring.compared(rows, main, hop_summary, hop_gains)
         return summary, hop_table(summary["scores"], summary["gains"], len(rows[main][0].hops))
+
+
+def query_evaluation(step: int, rows: Sequence[Searched], best_by: str) -> Evaluation:
+    """Scores the played questions of a training."""
+    scores, last = hop_scores(rows), len(rows[0].hops)
+    of_hop = "hop {0}: recall {1:.3f}, AP {2:.3f}, all gold {3:.3f}"
+    parts = [of_hop.format(n, *(scores[f"hop{n}/{x}"] for x in SHOWN)) for n in range(1, last + 1)]
+    lost = scores["empty_share"] + scores["too_long_share"] + scores["failed_share"]
+    without = f"; {lost:.1%} without a query" if lost else ""
+    return Evaluation.of(
+        f"step {step}: {'; '.join(parts)}{without}; {len(rows)} questions",
+        scores,
+        f"hop{last}/{best_by}",
+        hop_columns([row for row in rows if not row.failed]),
+        episodes=sampler(HOPS, rows),
+    )
+
+
+def hop_scores(rows: Sequence[Searched]) -> dict[str, float]:
+    """Means over the questions: `hopN/SCORE` after each hop, and what the queries took.
+
+    A query that is empty or too long finds nothing: the pool stays as it was. A question with a hop
+    that failed is left out of the scores.
+    """
+    columns = hop_columns([row for row in rows if not row.failed])
+    scores = {name: float(np.mean(columns.get(name) or 0.0)) for name in hop_columns(rows)}
+    hops = [hop for row in rows for hop in row.hops]
+    outcomes = Counter(hop.outcome for hop in hops if hop.outcome)  # of what a model wrote
+    count = max(outcomes.total(), 1)
+    known = {
+        "empty_share": queries.EMPTY,
+        "too_long_share": queries.TOO_LONG,
+        "stopped_share": queries.STOPPED,
+    }
+    failed = sum(number for outcome, number in outcomes.items() if outcome not in queries.OUTCOMES)
+    return {
+        **scores,
+        **{name: outcomes[outcome] / count for name, outcome in known.items()},
+        "failed_share": failed / count,
+        "sampled_tokens": sum(hop.sampled for hop in hops) / len(rows),
+        "read_tokens": sum(hop.read for hop in hops) / len(rows),
+    }
 
 
 def _with_passage(state: queries.QueryState) -> str:

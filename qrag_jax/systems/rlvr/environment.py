@@ -20,7 +20,6 @@ from jax.sharding import Mesh
 
 from qrag_jax.environments.episode import Failed, ToolTask
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.token_scores import episode_columns
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.llm.text.scaffolds import ChatRenderer, content_text
 from qrag_jax.metrics.bootstrap import columns_of, means, score_table, with_intervals
@@ -33,7 +32,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.rlvr.config import EnvironmentConfig, RlvrConfig
-from qrag_jax.systems.rlvr.system import ToolSystem
+from qrag_jax.systems.rlvr.system import ToolSystem, episode_columns
 from qrag_jax.systems.scoring import Logs, Predictor
 from qrag_jax.systems.token_system import TokenInputs, starts_of, token_inputs
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -30,17 +30,18 @@ from qrag_jax.environments.tool_functions import PATH as TOOLS_PATH
 from qrag_jax.environments.tool_functions import ToolFunctions
 from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.evaluators.evaluation import Evaluation
+from qrag_jax.evaluators.evaluation import Evaluation, sampler
 from qrag_jax.feedback.rewards import OWN_CAUSES
 from qrag_jax.feedback.rubric import OWN_PATH, Rubric, reward_of, score
 from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
+from qrag_jax.metrics.bootstrap import columns_of, means
 from qrag_jax.metrics.row_log import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
 from qrag_jax.rollouts.libraries import CorpusLibrary, on_corpus
 from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.token_episodes import Episode, Library, facts_of
-from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
+from qrag_jax.rollouts.trajectories import REWARD, TRUNCATED, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems import scoring, token_system
@@ -127,6 +128,8 @@ def digest_of(tasks: Sequence[ToolTask]) -> str:
 
 _WHY = "message"  # among the facts of an episode for which a user's rubric gave no reward
 _OF_CALLS = ("calls", "failed_calls")  # counts of an episode
+# What the line on the screen tells of an episode with tools; of others it tells everything.
+_SHOWN = ("em", "f1", "recall", "citation", REWARD, "turns", "completed", "malformed")
 _PREDICTED = 2**31 - 4  # in place of a step's number: no step has it, and no evaluation
 # Sections of the config that episodes of given weights do not depend on. The questions have a
 # digest of their own.
@@ -136,6 +139,19 @@ _OF_TRAINING = (
 )
 
 
+def episode_columns(
+    parts: Mapping[str, float], tally: Mapping[str, Any], status: str
+) -> dict[str, float]:
+    """The parts of the reward of an episode, and its counts."""
+    row = {**parts, "turns": float(tally["turns"]), "truncated": float(status == TRUNCATED)}
+    if "searches" in tally:  # with our own tools
+        row["searches"], row["completed"] = float(tally["searches"]), float(tally["completed"])
+        row["malformed"] = float(tally["malformed"] + tally["unknown_tool"])
+        row["calls"] = float(tally["calls"])
+        row["failed_calls"] = float(tally["failed_calls"])
+    return row | {"sampled_tokens": float(tally["sampled_tokens"])}
+
+
 class ToolSystem(token_system.TokenSystem[RlvrConfig]):
     """What RLVR has with our own tools and in an environment of verifiers."""
 
@@ -143,18 +159,26 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
     SETTINGS, OF_QUESTIONS = RlvrConfig, ("questions.", "tasks.")
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        from qrag_jax.evaluators.token_scores import tool_evaluation
-
         tasks, settings = self.inputs.dev, self.config.eval
         keys, numbers = self.keys(token_system.EVALUATED, len(tasks), 1), range(len(tasks))
         played = self.rewarded(state.params, tasks, numbers, keys, stop, greedy=settings.greedy)
         best_by = REWARD if self.config.env.verifiers else settings.best_by
-        unused = () if self.config.tools.path else _OF_CALLS
-
-        def row_of(place: int) -> Prediction:
-            return self.row(played[place], tasks[place])
-
-        return tool_evaluation(step, played, best_by, row_of, unused)
+        rows = []
+        for t in played:
+            if REWARD in t.parts:
+                sampled = sum(len(turn.sampled) for segment in t.segments for turn in segment)
+                tally = {**t.facts["tally"], "sampled_tokens": sampled}
+                rows.append(episode_columns(t.parts, tally, t.status))
+        unused = () if self.config.tools.path else _OF_CALLS  # always 0
+        columns = {name: column for name, column in columns_of(rows).items() if name not in unused}
+        scores = {best_by: 0.0, REWARD: 0.0} | means(columns)
+        scores["failed_share"] = 1 - len(rows) / len(played) if played else 0.0
+        shown = (*_SHOWN, "failed_share") if "searches" in scores else [*scores]
+        values = ", ".join(f"{name} {scores[name]:.3f}" for name in shown)
+        line = f"step {step}: {values} on {len(played)} questions"
+        places = range(len(played))
+        kept = sampler(PREDICTIONS, places, lambda n: self.row(played[n], tasks[n]))
+        return Evaluation.of(line, scores, best_by, columns, episodes=kept)
 
     def _counted(self, counts: Counts) -> dict[str, float]:
         return {
