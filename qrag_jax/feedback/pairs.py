@@ -217,7 +217,7 @@ class Pair(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class StatePairs:
-    at: StateKey | None  # None if it has no tries
+    at: StateKey
     queries: tuple[Try, ...]  # the best try of each distinct query, lowest reward first
     pairs: tuple[Pair, ...]  # of these queries
     target: int | None  # place of the query that SFT learns; None: this state is not for SFT
@@ -252,13 +252,7 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
         reason = PAIRED if pairs else UNPAIRED
         if ascending:
             target = [*best].index(normalised_query(ascending[-1].query))
-    return StatePairs(
-        at=tries[0].at if tries else None,
-        queries=queries,
-        pairs=pairs,
-        target=target,
-        reason=reason,
-    )
+    return StatePairs(tries[0].at, queries, pairs, target, reason)
 
 
 def normalised_query(query: str) -> str:

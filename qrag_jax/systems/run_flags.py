@@ -326,12 +326,7 @@ def search_opener(**how: Any) -> Callable[[], Retriever]:
     `how`: further `LoadSettings`.
     """
     from qrag_jax.retrieval.index_folder import IndexAt
-    from qrag_jax.systems.retriever import (
-        LoadSettings,
-        PlainEncoder,
-        Retriever,
-        SingleStepRetriever,
-    )
+    from qrag_jax.systems import retriever as loading
 
     values, plain = flags.FLAGS, None
     if not values.index:
@@ -341,14 +336,16 @@ def search_opener(**how: Any) -> Callable[[], Retriever]:
     if folder and not Path(folder).expanduser().is_dir():
         raise InputError(f"{folder} is no folder; give --workdir=RUN or --retriever=EXPORT.")
     dtype = "" if values.compute == "auto" else values.compute
-    settings = LoadSettings(checkpoint=values.checkpoint, dtype=dtype, **how)
+    settings = loading.LoadSettings(checkpoint=values.checkpoint, dtype=dtype, **how)
     if values.encoder:
         prefixes, most = (values.question_prefix, values.chunk_prefix), values.max_chunk_tokens
         computed = {"dtype": values.compute, "pooling": values.pooling}
-        plain = PlainEncoder.of(values.encoder, *prefixes, most, **computed)
+        plain = loading.PlainEncoder.of(values.encoder, *prefixes, most, **computed)
 
     def opened() -> Retriever:
-        retriever = Retriever.load(folder, settings) if folder else SingleStepRetriever(plain)
+        retriever: Retriever = loading.SingleStepRetriever(plain)
+        if folder:
+            retriever = loading.Retriever.load(folder, settings)
         retriever.open(at.folder, at.engine, at.url)
         return retriever
 

@@ -24,14 +24,7 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.data.corpora import (
-    check_in_corpus,
-    is_collection,
-    read_judged_queries,
-    read_query_list,
-    write_qrels,
-    write_run,
-)
+from qrag_jax.data import corpora
 from qrag_jax.data.reading import WITHOUT, DatasetPart, parse_parts
 from qrag_jax.data.sample import Sample, world
 from qrag_jax.environments.episode import Document, Failed, Look
@@ -56,14 +49,8 @@ from qrag_jax.retrieval.boolean_search import parse_boolean
 from qrag_jax.retrieval.index_folder import BOOLEAN
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.pubmed import RemoteEngine
+from qrag_jax.rollouts import libraries
 from qrag_jax.rollouts.experience import AgentExperience, Experience
-from qrag_jax.rollouts.libraries import (
-    Collections,
-    CorpusLibrary,
-    KeptResults,
-    RemoteLibrary,
-    SearchLibrary,
-)
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Episode, Speech, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
@@ -114,13 +101,13 @@ def load_inputs(
         plain = [dataclasses.replace(query, grades=(), answers=()) for query in listed]
         parts = {"train": [], "dev": [], "test": plain}
     data: dict[str, str] = {}
-    library: SearchLibrary
+    library: libraries.SearchLibrary
     if config.search.engine == REMOTE:
         if trains and (count := jax.process_count()) > 1:
             raise InputError(
                 f"config.search.engine {REMOTE!r} is for one host, not {count}; start one process."
             )
-        library = RemoteLibrary(RemoteEngine(config.engine))
+        library = libraries.RemoteLibrary(RemoteEngine(config.engine))
         data["search"] = library.engine.digest
     elif listed is not None:
         library = asked.opened({*asked.corpora}, folder)
@@ -159,7 +146,7 @@ def load_inputs(
     script = None
     if trains and config.queries.train == TALKATIVE:
         script = demonstration_scripts().RewriteScript(asked.made[1])
-    elif trains and SCRIPT in config.stages and isinstance(library, Collections):
+    elif trains and SCRIPT in config.stages and isinstance(library, libraries.Collections):
         corpora = ((p.whole for p in collection.corpus) for collection in library.by_name.values())
         sentences = world("sentences.py").corpus_sentences(config.dropped, corpora)
         script = demonstration_scripts().RewriteScript(*sentences)
@@ -175,7 +162,7 @@ def load_inputs(
         digest=digest_of,
         agent=agent,
         asks=lambda task: [agent.messages(task)],
-        library=KeptResults(library, config.search.kept),
+        library=libraries.KeptResults(library, config.search.kept),
         script=script,
         data={"prompt": agent.prompt.fingerprint, **data},
     )
@@ -240,7 +227,7 @@ class _Asked:
             return [dataclasses.replace(task, collection=_MADE) for task in self.made[0][part_made]]
         queries = []
         for part in parse_parts(text, WITHOUT):
-            read, report = read_judged_queries(part)
+            read, report = corpora.read_judged_queries(part)
             log(report.summary())
             name, _ = _collection(part)
             queries += [dataclasses.replace(task, collection=name) for task in read]
@@ -265,9 +252,9 @@ class _Asked:
                     )
         return corpora
 
-    def opened(self, named: set[str], folder: Path, *, begun: bool = True) -> Collections:
+    def opened(self, named: set[str], folder: Path, *, begun: bool = True) -> libraries.Collections:
         """What is searched, by the names of the collections; what is made is in a folder's."""
-        search, libraries = self.config.search, dict[str, CorpusLibrary]()
+        search, opened = self.config.search, dict[str, libraries.CorpusLibrary]()
         if "" in named - {*self.corpora}:
             raise InputError(
                 "queries in rows need documents; give config.search.corpus or search.index."
@@ -276,13 +263,13 @@ class _Asked:
             settings = search
             if name:
                 settings = dataclasses.replace(search, index="", corpus=self.corpora[name])
-            libraries[name] = open_search(
+            opened[name] = open_search(
                 settings, lambda: self.made[2], folder / (name or OWN), begun=begun
             )
-        return Collections(libraries)
+        return libraries.Collections(opened)
 
     def on_corpora(
-        self, queries: Sequence[Sample], field: str, library: Collections
+        self, queries: Sequence[Sample], field: str, library: libraries.Collections
     ) -> list[Sample]:
         """The queries of which their collection has a relevant document."""
         search, kept = self.config.search, list[Sample]()
@@ -297,7 +284,8 @@ class _Asked:
                 if name:
                     about, fix = f"the corpus of {self.corpora[name]}", f"{fix} or in that folder"
                 named = {"field": field, "corpus": about, "fix": fix}
-                part, summary = check_in_corpus(part, known, search.max_missing_share, **named)
+                most = search.max_missing_share
+                part, summary = corpora.check_in_corpus(part, known, most, **named)
                 if summary:
                     log(f"{name or 'queries'}: {summary}")
             kept += part
@@ -307,7 +295,7 @@ class _Asked:
 def _collection(part: DatasetPart) -> tuple[str, str]:
     """The name and the path of a folder in BEIR's layout; both "": it is none."""
     folder = Path(part.path).expanduser().resolve()
-    return (folder.name, str(folder)) if is_collection(folder) else ("", "")
+    return (folder.name, str(folder)) if corpora.is_collection(folder) else ("", "")
 
 
 def digest_of(tasks: Sequence[Sample]) -> str:
@@ -342,7 +330,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
 
     @classmethod
     def listed(cls, questions: str) -> dict[str, Any]:
-        return {"listed": read_query_list(Path(questions).expanduser())}
+        return {"listed": corpora.read_query_list(Path(questions).expanduser())}
 
     def without_result(self, rows: Sequence[RewriteRow]) -> list[str]:
         lacking = "in a collection that the run does not have"
@@ -359,7 +347,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         self._shape: dict[str, float] = {}  # of the queries of the last batch
         self._beyond, self._ended = Counter[str](), ""  # of the guards, see `look`
         library, entries = inputs.library.library, {}
-        if config.reward.reading_cost and isinstance(library, Collections):
+        if config.reward.reading_cost and isinstance(library, libraries.Collections):
             for name in {task.collection for task in inputs.train}:
                 corpus = library.by_name[name].corpus
                 entries[name] = rewrite.entries_of(passage.whole for passage in corpus)
@@ -523,7 +511,8 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
             params: Any, asked: Sequence[Sample], stop: StopSignal, stream: int
         ) -> list[RewriteRow]:
             played = self.rows(params, asked, stop, stream)
-            known = [not isinstance(library, Collections) or library.has(task) for task in asked]
+            every = not isinstance(library, libraries.Collections)
+            known = [every or library.has(task) for task in asked]
             return [
                 row if there and not row.failed else dataclasses.replace(row, found=None)
                 for row, there in zip(played, known, strict=True)
@@ -615,13 +604,13 @@ def _write_runs(
             notes.append(f"{to} is not written: two queries have one id")
             continue
         try:
-            write_qrels(to / QRELS, {tasks[n].id: dict(tasks[n].grades) for n in numbers})
+            corpora.write_qrels(to / QRELS, {tasks[n].id: dict(tasks[n].grades) for n in numbers})
             for name, way in rows.items():
                 run = {
                     way[n].id: {doc: 1 / rank for rank, doc in enumerate(way[n].ranking, 1)}
                     for n in numbers
                 }
-                write_run(to / f"{name}.run", run, name)
+                corpora.write_run(to / f"{name}.run", run, name)
         except InputError as error:
             notes.append(str(error))
     return notes

@@ -49,19 +49,9 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.whole_files import write_json
 from qrag_jax.systems import scoring, token_system
+from qrag_jax.systems.leret import tries
 from qrag_jax.systems.leret.config import PREFERENCE, SCRIPT, STYLED, LeretConfig
-from qrag_jax.systems.leret.tries import (
-    PAIRS,
-    Lesson,
-    Lessons,
-    PlayBy,
-    Trying,
-    by_rule,
-    lessons_in,
-    lessons_of,
-    search_hops,
-    states_of,
-)
+from qrag_jax.systems.leret.tries import Lesson, Lessons, PlayBy, Trying
 from qrag_jax.systems.scoring import Logs, Predictor, ScoreOptions, Way
 from qrag_jax.systems.search import open_search
 from qrag_jax.systems.token_config import BRIDGE, StagePlan
@@ -236,21 +226,18 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         The state has the weights that make what is missing; None: these are gone.
         """
         if self._from_file(iteration):
-            lessons, file = (
-                lessons_in(self.inputs.pairs, self.inputs.speech),
-                self.config.pairs.path,
-            )
-            count = len(lessons.of[PREFERENCE])
+            lessons = tries.lessons_in(self.inputs.pairs, self.inputs.speech)
+            count, file = len(lessons.of[PREFERENCE]), self.config.pairs.path
             log(f"iteration {iteration}: {count} pairs of {file}, {lessons.too_long} are too long")
             return lessons
         play = None if state is None else self.play_by(self.weights(state), stop)
-        tries, shown = self.trying.iteration(iteration, play, stop)
-        check_found(tries)
-        states = states_of(self.config, tries)
-        lessons = lessons_of(states, shown, self.inputs.agent.prompt, self.inputs.speech)
-        path = self.trying.folder(iteration) / PAIRS
+        made, shown = self.trying.iteration(iteration, play, stop)
+        check_found(made)
+        states = tries.states_of(self.config, made)
+        lessons = tries.lessons_of(states, shown, self.inputs.agent.prompt, self.inputs.speech)
+        path = self.trying.folder(iteration) / tries.PAIRS
         hosts.first_does(partial(write_pairs, path, lessons.texts))
-        unscored = sum(not attempt.scored for attempt in tries)
+        unscored = sum(not attempt.scored for attempt in made)
         log(
             f"iteration {iteration}: {report_of(states)}; {unscored} tries without a score, "
             f"{lessons.too_long} states whose prompts are too long"
@@ -355,7 +342,8 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         """
         play = self.play_by(params, stop, greedy=self.config.eval.greedy)
         by = partial(play, self.prompt if variant else self.inputs.agent.prompt)
-        return search_hops(self.config, self.inputs.library, states, by, stream, variant=variant)[0]
+        how = self.config, self.inputs.library, states, by, stream
+        return tries.search_hops(*how, variant=variant)[0]
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         rows = self.searched(state.params, self.inputs.dev, stop)
@@ -398,13 +386,13 @@ class Leret(token_system.TokenSystem[LeretConfig]):
             yield predictor.way(weights, f"prompt-{name}", label, play, prompt=prompt)
 
         def ruled(by: Any, shown: Sequence[queries.QueryState], _: int) -> list[Searched]:
-            return search_hops(config, library, shown, by, token_system.EVALUATED)[0]
+            return tries.search_hops(config, library, shown, by, token_system.EVALUATED)[0]
 
         for name, label, write in (
             ("question", "the question", lambda state: one_line(state.question)),
             ("question_and_passage", "the question and the first passage", _with_passage),
         ):
-            by = by_rule(library, config.writing.k, write)
+            by = tries.by_rule(library, config.writing.k, write)
             yield Way(name, label, partial(ruled, by), predictor.record)
 
     def summary(self, predictor: Predictor, logs: Logs) -> tuple[dict[str, Any], list[str]]:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -23,13 +23,7 @@ from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, TrainingScores, make_play
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.feedback.facts import (
-    ANSWER_IN_CHUNK,
-    GROUND_TRUTH,
-    NEEDED,
-    fact_feedback,
-    labelled_splits,
-)
+from qrag_jax.feedback import facts
 from qrag_jax.feedback.rewards import METRICS, OWN, Rewards, open_own
 from qrag_jax.learners import two_towers
 from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
@@ -288,9 +282,9 @@ class QRag(MeshSystem[QRagConfig]):
     @property
     def _feedback(self) -> Any:
         reward, stops = self.config.reward, self.config.env.stop_action
-        weak = reward.name == ANSWER_IN_CHUNK and not OF_VALUES & {*self.config.data.sources}
-        needed = NEEDED if weak else None
-        return fact_feedback(reward, stop_action=stops, needed=needed)
+        weak = reward.name == facts.ANSWER_IN_CHUNK and not OF_VALUES & {*self.config.data.sources}
+        needed = facts.NEEDED if weak else None
+        return facts.fact_feedback(reward, stop_action=stops, needed=needed)
 
     @cached_property
     def _play(self) -> Any:
@@ -302,7 +296,7 @@ class QRag(MeshSystem[QRagConfig]):
         config, i = self.config, self.inputs
         size = config.eval.batch_size
         shown = i.dev_samples, i.dev_store, i.shape, size, i.dev_indices
-        by_facts = config.reward.name != ANSWER_IN_CHUNK
+        by_facts = config.reward.name != facts.ANSWER_IN_CHUNK
         episodes = EpisodeEvaluator(self._play, self.mesh, *shown, by_facts=by_facts)
         before = config.env.max_steps if config.env.stop_action else 0
         return TrainingScores(episodes, config.eval.best_by, config.pqn.gamma, before)
@@ -379,14 +373,14 @@ def _max_steps(max_steps: int, splits: Mapping[str, LoadedSamples]) -> int:
 
     Sources that make their documents are not counted: their configs give T.
     """
-    facts = {split: [len(sample.support) for sample in _read(s)] for split, s in splits.items()}
-    most = max(facts["training"], default=0)
+    needed = {split: [len(sample.support) for sample in _read(s)] for split, s in splits.items()}
+    most = max(needed["training"], default=0)
     steps = max_steps or most or ChunksConfig.max_steps
     if not max_steps:
         why = "the most supporting facts of a training question"
         unknown = "no training question names its supporting facts; give what yours need"
         log(f"config.env.max_steps={steps}: {why if most else unknown}")
-    for split, counts in facts.items():
+    for split, counts in needed.items():
         if beyond := sum(count > steps for count in counts):
             log(
                 f"warning: {beyond} of {len(counts)} {split} questions have more supporting facts "
@@ -395,27 +389,27 @@ def _max_steps(max_steps: int, splits: Mapping[str, LoadedSamples]) -> int:
     return steps
 
 
-class Labelled(NamedTuple):
-    train: LoadedSamples  # what is trained on
-    dev: Sequence[Sample]  # the evaluation questions as they are played; chunks as loaded
-    scored: Sequence[int]  # numbers of the evaluation questions that training may score
-    has_facts: bool  # whether what training counts as found are supporting facts, of every question
+def with_labels(
+    config: QRagConfig, train: LoadedSamples, dev: LoadedSamples
+) -> tuple[LoadedSamples, Sequence[Sample], Sequence[int], bool]:
+    """Gives the samples what the reward reads, and refuses those that lack it.
 
-
-def with_labels(config: QRagConfig, train: LoadedSamples, dev: LoadedSamples) -> Labelled:
-    """Gives the samples what the reward reads, and refuses those that lack it."""
+    Returns:
+        What is trained on; the evaluation questions as they are played, and the numbers of those
+        that training may score; whether what is found are supporting facts, of every question.
+    """
     if config.imitated:
         _check_facts(train, "config.stages has imitate", "set config.stages to pqn")
     if config.eval.best_by == UNTIL_FOUND:
         _check_facts(dev, f"config.eval.best_by is {UNTIL_FOUND}", "use return")
-    if config.reward.name == ANSWER_IN_CHUNK:
-        return Labelled(*labelled_splits(train, dev), has_facts=False)
-    if config.reward.name == GROUND_TRUTH:
+    if config.reward.name == facts.ANSWER_IN_CHUNK:
+        return *facts.labelled_splits(train, dev), False
+    if config.reward.name == facts.GROUND_TRUTH:
         for loaded in (train, dev):
-            other = f"use config.reward.name={ANSWER_IN_CHUNK} or a language model's reward"
-            _check_facts(loaded, f"config.reward.name is {GROUND_TRUTH}", other)
+            other = f"use config.reward.name={facts.ANSWER_IN_CHUNK} or a language model's reward"
+            _check_facts(loaded, f"config.reward.name is {facts.GROUND_TRUTH}", other)
     has_facts = all(sample.support for sample in _read(train))
-    return Labelled(train, dev.all, range(len(dev.all)), has_facts)
+    return train, dev.all, range(len(dev.all)), has_facts
 
 
 def _check_facts(loaded: LoadedSamples, field: str, other: str) -> None:
