@@ -62,7 +62,7 @@ EVERY_STORY = flags.DEFINE_bool(
 )
 LOG = flags.DEFINE_string("log", None, "Retrieval log to tune stopping on, or to filter.")
 TEST = flags.DEFINE_string("test", None, "With --log: log to report on; default: half of it.")
-BUDGETS = flags.DEFINE_list("budgets", None, "Fixed budgets to compare with; default 1,2,…,all.")
+BUDGETS = flags.DEFINE_list("budgets", [], "Fixed budgets to compare with; default 1,2,…,all.")
 OBJECTIVE = flags.DEFINE_enum(
     "objective", "fact_f1", OBJECTIVES, "What the threshold and budget maximise."
 )
@@ -122,7 +122,8 @@ def _of_log(log: Path) -> int:
     out = Path(OUT.value) if OUT.value else None
     if not FILTER.value:
         test = Path(TEST.value) if TEST.value else None
-        lines = tune(log, test_log=test, out=out, budgets=BUDGETS.value, objective=OBJECTIVE.value)
+        budgets = _counts("budgets", BUDGETS.value)
+        lines = tune(log, test_log=test, out=out, budgets=budgets, objective=OBJECTIVE.value)
         print("\n".join(lines))
         return 0
     if out is None:

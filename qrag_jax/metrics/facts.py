@@ -203,14 +203,8 @@ def until_found(row: Row) -> Row:
 
 # ---------------------------------------------------------------------------- comparisons
 
-TRAINED, UNTRAINED = "trained", "untrained"
-# (encoder, steps) → its line in the table
-NAMES = {
-    (UNTRAINED, "multi"): "untrained",
-    (UNTRAINED, "single"): "single_step",
-    (TRAINED, "single"): "single_step_trained",
-    (TRAINED, "multi"): "trained",
-}
+NAMES = ("untrained", "single_step", "single_step_trained", "trained")  # as the table has them
+UNTRAINED, SINGLE, SINGLE_TRAINED, TRAINED = NAMES
 PLANNED = "planned"  # the trained one, with beam search or a stopping rule
 
 
@@ -234,7 +228,7 @@ def compared(played: Mapping[str, list[Row]], *, in_full: bool) -> dict[str, Any
     columns = {name: score_columns(rows) for name, rows in (played if in_full else cut).items()}
     scores = ("fact_em", "fact_f1", "answer_found")
     shown = {name: columns[TRAINED][name] for name in scores if name in columns[TRAINED]}
-    others = (name for name in NAMES.values() if name != TRAINED)
+    others = (name for name in NAMES if name != TRAINED)
     summary["gains"] = {name: gains(shown, columns[name]) for name in others}
     return summary
 
@@ -280,7 +274,7 @@ def table(summary: dict[str, Any]) -> str:
 
 def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list[str]:
     """The table of one mode; `ranked` lists its columns of recall@k."""
-    names = [name for name in (*NAMES.values(), PLANNED) if name in summaries]
+    names = [name for name in (*NAMES, PLANNED) if name in summaries]
     there = summaries[names[0]]  # all were asked the same questions
     columns = [c for c in ("fact_em", "fact_f1", "answer_found", "return") if c in there]
     bare = [column for column in ("fact_precision", "fact_recall", "steps") if column in there]

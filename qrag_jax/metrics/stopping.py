@@ -32,12 +32,12 @@ def tune(
     *,
     test_log: Path | None = None,
     out: Path | None = None,
-    budgets: Sequence[str] | None = None,
+    budgets: Sequence[int] = (),
     objective: str = "fact_f1",
 ) -> list[str]:
     """Tunes the threshold and writes the files; the lines are the report on `test_log`, or a half.
 
-    `budgets` are fixed ones to compare with; None: 1, 2, …, all.
+    `budgets` are fixed ones to compare with; (): 1, 2, …, all.
     """
     parts, report = _parts(log, test_log)
     (held_out, (_, tuned)), (test, (_, tested)) = parts.items()
@@ -45,7 +45,8 @@ def tune(
         raise InputError(
             f"{log} holds no chunk taken ('pred_idx'); give the log of play without stopping"
         )
-    steps = _budgets(budgets, max(len(row.pred_idx) for row in (*tuned, *tested)))
+    longest = max(len(row.pred_idx) for row in (*tuned, *tested))
+    steps = sorted({*(budgets or range(1, longest + 1))})
     thresholds, swept = sweep_thresholds(tuned)
     threshold = float(thresholds[choose(swept[objective], swept["steps"])])
     rules = {
@@ -132,16 +133,6 @@ def _played(log: Path) -> list[Row]:
             f"{log}: sample {lacking.id} lacks 'q_values'; give the log of a retriever's play"
         )
     return rows
-
-
-def _budgets(words: Sequence[str] | None, longest: int) -> list[int]:
-    if words is None:
-        return list(range(1, longest + 1))
-    if not words or not all(word.strip().isdecimal() and int(word) for word in words):
-        raise InputError(
-            f"--budgets={','.join(words)} must be whole numbers of at least 1, for example 1,2,3"
-        )
-    return sorted({int(word) for word in words})
 
 
 # ---------------------------------------------------------------------------- thresholds

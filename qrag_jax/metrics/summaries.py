@@ -10,14 +10,22 @@ import dataclasses
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from qrag_jax.metrics import row_log as logs
 from qrag_jax.metrics.answers import musique, normalise
-from qrag_jax.metrics.bootstrap import columns_of, columns_text, gains, score_table, with_intervals
+from qrag_jax.metrics.bootstrap import (
+    Values,
+    columns_of,
+    columns_text,
+    gains,
+    score_table,
+    with_intervals,
+)
 from qrag_jax.metrics.ranking import ranking_columns
 
 ALL = "all"
@@ -44,6 +52,18 @@ def grouped(items: Sequence[Item], *fields: str) -> dict[str, list[Item]]:
 
 def indented(group: str) -> str:
     return group if group == ALL else f"  {group}"
+
+
+def row_gains(
+    columns: Callable[[Sequence[Any]], Mapping[str, Values]],
+    shown: Sequence[str],
+    rows: Sequence[Any],
+    others: Sequence[Any],
+) -> dict[str, dict]:
+    """Paired differences of the scores shown, on the questions that failed in neither."""
+    both = [pair for pair in zip(rows, others, strict=True) if not any(row.failed for row in pair)]
+    ours, theirs = (columns([pair[side] for pair in both]) for side in (0, 1))
+    return gains({n: ours[n] for n in ours if n.rpartition("/")[2] in shown}, theirs)
 
 
 def shares(counts: Mapping[str, int], questions: int) -> dict[str, float]:
@@ -108,6 +128,9 @@ def agent_summary(rows: Sequence[logs.AgentRow]) -> dict[str, Any]:
     return {"questions": len(rows), **agent_counts(rows), **with_intervals(agent_columns(rows))}
 
 
+agent_gains = partial(row_gains, agent_columns, ("em", "f1", "recall"))
+
+
 def pass_at(k: int, right: int, sampled: int) -> float:
     """The chance that one of k ≤ n episodes is right, estimated without bias from n sampled ones.
 
@@ -143,12 +166,7 @@ def hop_summary(rows: Sequence[logs.Searched]) -> dict[str, Any]:
     return summary | {"outcomes": {name: outcomes[name] for name in sorted(outcomes)}}
 
 
-def hop_gains(rows: Sequence[logs.Searched], others: Sequence[logs.Searched]) -> dict[str, dict]:
-    """Paired differences on the questions that failed in neither, after each hop."""
-    both = [pair for pair in zip(rows, others, strict=True) if not any(row.failed for row in pair)]
-    main, theirs = (hop_columns(side) for side in ([a for a, _ in both], [b for _, b in both]))
-    shown = {name: values for name, values in main.items() if name.split("/")[1] in SHOWN}
-    return gains(shown, theirs)
+hop_gains = partial(row_gains, hop_columns, SHOWN)
 
 
 def hop_table(
@@ -159,8 +177,7 @@ def hop_table(
         "tokens read, written": "{read_tokens:.0f}, {sampled_tokens:.0f}",
         "failed": "{failed} of {questions}",
     }
-    differences = ((f"gain over {name}", gain) for name, gain in gains.items())
-    return score_table(summaries.items(), names, counts, differences)
+    return score_table(summaries.items(), names, counts, gains.items())
 
 
 # ---------------------------------------------------------------------------- query rewriters

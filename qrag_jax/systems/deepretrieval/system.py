@@ -578,9 +578,8 @@ def _compared(
         }
         every[name] = scoring.compared(part, main, rewrite_summary, rewrite_gains)
         if name != POOLED or len(places) > 1:
-            gains = ((f"gain over {way}", gain) for way, gain in every[name]["gains"].items())
             counts = {"failed": "{failed} of {queries}"}
-            scores = every[name]["scores"].items()
+            scores, gains = (every[name][part].items() for part in ("scores", "gains"))
             text += [f"{name}:", *score_table(scores, measures, counts, gains), ""]
     return {"pooled": every.pop(POOLED), "collections": every}, text
 

@@ -38,9 +38,15 @@ from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.outcomes import Failure, Request
 from qrag_jax.llm.text import generation, prompts
 from qrag_jax.metrics import ranking
-from qrag_jax.metrics.bootstrap import gains, means, score_table
+from qrag_jax.metrics.bootstrap import means, score_table
 from qrag_jax.metrics.row_log import AGENTS, REWARDS, AgentRow
-from qrag_jax.metrics.summaries import agent_columns, agent_counts, agent_summary, pass_at
+from qrag_jax.metrics.summaries import (
+    agent_columns,
+    agent_counts,
+    agent_gains,
+    agent_summary,
+    pass_at,
+)
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.first_encoder import FOLDER, check_origin, prepare_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
@@ -438,7 +444,7 @@ class Harr(MeshSystem[HarrConfig]):
 
     def summary(self, predictor: Predictor, logs: Logs) -> tuple[dict[str, Any], list[str]]:
         rows, sampled = {label: AGENTS.read(log) for label, log in logs}, predictor.options.sampled
-        summary = scoring.compared(rows, main := logs[-1][0], agent_summary, _gains)
+        summary = scoring.compared(rows, main := logs[-1][0], agent_summary, agent_gains)
         if sampled:
             summary["pass@k"] = _passes(rows[main], sampled)
         return summary, _table(summary)
@@ -498,13 +504,6 @@ def agent_row(gold: Sample, episode: Episode) -> AgentRow:
     )
 
 
-def _gains(rows: Sequence[AgentRow], others: Sequence[AgentRow]) -> dict[str, Any]:
-    """Paired differences over the questions that failed in neither."""
-    both = [pair for pair in zip(rows, others, strict=True) if not any(row.failed for row in pair)]
-    ours, theirs = (agent_columns([pair[side] for pair in both]) for side in (0, 1))
-    return gains({name: ours[name] for name in ("em", "f1", "recall")}, theirs)
-
-
 def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
     """Of 1, 2, 4, … draws; a question counts where so many are whole."""
     known = [row for row in rows if row.right is not None]
@@ -518,8 +517,7 @@ def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
 def _table(summary: Mapping[str, Any]) -> list[str]:
     columns, losses = ("em", "f1", "recall", "hops"), ("broken", "failed")
     counts = {loss: f"{{{loss}}} of {{questions}}" for loss in losses}
-    over = ((f"gain over {name}", gain) for name, gain in summary["gains"].items())
-    text = score_table(summary["scores"].items(), columns, counts, over)
+    text = score_table(summary["scores"].items(), columns, counts, summary["gains"].items())
     if "pass@k" in summary:
         passes = ", ".join(f"{k}: {value:.3f}" for k, value in summary["pass@k"].items())
         text.append(f"pass@k of drawn passages: {passes}")

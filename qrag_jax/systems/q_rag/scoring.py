@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import math
 import time
 import types
@@ -110,9 +109,8 @@ class _Scored:
         self, predictor: scoring.Predictor, logs: scoring.Logs
     ) -> tuple[dict[str, Any], list[str]]:
         config, which = self.run.config, predictor.options.checkpoint
-        both = itertools.product((facts.UNTRAINED, facts.TRAINED), ("multi", "single"))
-        named = zip([*(facts.NAMES[key] for key in both), facts.PLANNED], logs)
-        played = {name: RETRIEVALS.read(log) for name, (_, log) in named}
+        names = facts.UNTRAINED, facts.SINGLE, facts.TRAINED, facts.SINGLE_TRAINED, facts.PLANNED
+        played = {name: RETRIEVALS.read(log) for name, (_, log) in zip(names, logs)}
         summary: dict[str, Any] = {
             "best_is_untrained": which == "best" and predictor.steps[which] == 0,
             **facts.compared(played, in_full=config.rollout.never_terminate),

@@ -292,8 +292,8 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
             # Each log is in the folder of its weights, in that of all.
             files[name] = {label: f"{log.parent.name}/{log.name}" for label, log in paths.items()}
         shown, differences = (
-            {f"{name}, {of}{label}": row for name in by_name for label, row in tree[name].items()}
-            for of, tree in (("", scores), ("gain over ", gains))
+            {f"{name}, {label}": row for name in by_name for label, row in tree[name].items()}
+            for tree in (scores, gains)
         )
         lines = episode_table(shown, differences)
         about = {"retriever": next(iter(by_name)), "weights": main}
