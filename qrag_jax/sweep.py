@@ -29,17 +29,14 @@ from absl import flags
 from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import evaluation
+from qrag_jax.metrics import facts, summaries
 from qrag_jax.metrics import row_log as logs
-from qrag_jax.metrics import summaries
 from qrag_jax.metrics.bootstrap import crossed_interval, interval_text, named
-from qrag_jax.metrics.facts import score_columns
-from qrag_jax.runtime import commandline
+from qrag_jax.runtime import commandline, interrupt
 from qrag_jax.runtime.config_fields import CONFIG_NAME, read_fields
-from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.whole_files import write_json, write_whole, writing
-from qrag_jax.systems import run_flags
-from qrag_jax.systems.scoring import SUMMARY, resumable
+from qrag_jax.systems import run_flags, scoring
 
 _OF_PLAN = ("config", "seeds", "set", "samples", "checkpoint")
 Questions = Mapping[str, float]  # a score of each question, by its id
@@ -69,8 +66,8 @@ def main() -> int:
     plan = _plan(folder)
     with writing(folder, "--out"):
         if not TABLE.value:
-            with StopSignal() as stop:
-                status = resumable(lambda: run_all(plan, folder, stop), "what is finished")
+            with interrupt.StopSignal() as stop:
+                status = scoring.resumable(lambda: run_all(plan, folder, stop), "what is finished")
             if status:
                 return status
         table = scored(plan, folder, SCORE.value)
@@ -172,7 +169,7 @@ def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
 
 def missing(run: PlannedRun, folder: Path) -> str:
     """Why a run is not done, with the last line that its commands wrote; "": it is done."""
-    if (folder / run.name / "eval" / SUMMARY).exists():
+    if (folder / run.name / "eval" / scoring.SUMMARY).exists():
         return ""
     path = folder / f"{run.name}.log"
     if not path.exists():
@@ -182,7 +179,7 @@ def missing(run: PlannedRun, folder: Path) -> str:
     return f"not finished: {[*lines[-1:], *errors[-1:]][-1][:300]}"
 
 
-def run_all(plan: Plan, folder: Path, stop: StopSignal) -> None:
+def run_all(plan: Plan, folder: Path, stop: interrupt.StopSignal) -> None:
     """Does the runs that are not done, one after the other; those that failed are tried again."""
     scored = [f"--samples={plan.samples}"]
     scored += [f"--checkpoint={plan.checkpoint}"] if plan.checkpoint else []
@@ -201,7 +198,7 @@ def run_all(plan: Plan, folder: Path, stop: StopSignal) -> None:
                 break
 
 
-def _status(words: Sequence[str], log_path: Path, stop: StopSignal) -> int:
+def _status(words: Sequence[str], log_path: Path, stop: interrupt.StopSignal) -> int:
     """Runs a command to its end. A stop is passed on once, as SIGTERM: it saves and ends."""
     with log_path.open("ab") as file:
         # In a session of its own: Ctrl-C reaches this process alone, which passes it on.
@@ -245,7 +242,7 @@ def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
         return _rewrites(path, read_fields(workdir / CONFIG_NAME)["eval"]["measures"])
     assert kind is not None
     columns: Any = {
-        logs.RETRIEVALS.name: score_columns,
+        logs.RETRIEVALS.name: facts.score_columns,
         logs.AGENTS.name: summaries.agent_columns,
         logs.HOPS.name: _hops,
     }

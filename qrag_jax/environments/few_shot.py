@@ -17,9 +17,7 @@ from typing import Any, NamedTuple
 from qrag_jax.data.sample import Draw
 from qrag_jax.environments.queries import Example, Pool, QueryPrompt, QueryState, Variant, key_of
 from qrag_jax.errors import Count, InputError, Natural
-from qrag_jax.runtime.bounded_json import content, typed
-from qrag_jax.runtime.config_fields import internal
-from qrag_jax.runtime.whole_files import reading, write_json
+from qrag_jax.runtime import bounded_json, config_fields, whole_files
 
 NAME = "few_shot.json"
 _STREAM = 4  # of `Draw`; 0 to 3 draw questions, demonstrations and their styles
@@ -36,7 +34,7 @@ class FewShotConfig:
     demonstrations: Count = 3  # examples in a prompt, each one hop of another question
     bootstrap_questions: Count = 50  # questions whose tries become examples
     rank_questions: Count = 50  # other questions, by which prompts are ranked
-    kept: int = internal(3)  # best prompts, which are used next to the bare one
+    kept: int = config_fields.internal(3)  # best prompts, which are used next to the bare one
     seed: Natural = 0  # draws the questions and the examples
 
     def __post_init__(self) -> None:
@@ -208,13 +206,13 @@ class FewShotPrompts:
 
 
 def write_few_shot(path: Path, prompts: FewShotPrompts) -> None:
-    write_json(path, dataclasses.asdict(prompts))
+    whole_files.write_json(path, dataclasses.asdict(prompts))
 
 
 def read_few_shot(path: Path, template: str) -> FewShotPrompts:
     """Reads what `write_few_shot` wrote; `template`: fingerprint of the prompt that is in use."""
-    with reading(path, "remove it, and make the prompts again"):
-        prompts = typed(FewShotPrompts, content(path))
+    with whole_files.reading(path, "remove it, and make the prompts again"):
+        prompts = bounded_json.typed(FewShotPrompts, bounded_json.content(path))
     if prompts.template != template:
         raise InputError(
             f"{path} is for another prompt ({prompts.template:.60}, not {template}); make it again."

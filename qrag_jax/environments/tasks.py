@@ -48,9 +48,8 @@ class TasksConfig:
             )
 
 
-def tasks_of(samples: Iterable[Sample], config: TasksConfig | None = None) -> list[ToolTask]:
+def tasks_of(samples: Iterable[Sample], config: TasksConfig) -> list[ToolTask]:
     """The tasks of all questions within the limits of hops."""
-    config = config or TasksConfig()
     every = [task_of(s, config) for s in samples]
     fewest, most = config.min_hops, config.max_hops or math.inf
     tasks = [task for task in every if fewest <= task.hops <= most]
@@ -63,9 +62,8 @@ def tasks_of(samples: Iterable[Sample], config: TasksConfig | None = None) -> li
     return tasks
 
 
-def task_of(sample: Sample, config: TasksConfig | None = None) -> ToolTask:
+def task_of(sample: Sample, config: TasksConfig) -> ToolTask:
     """One question as a task; its hops are its supporting documents."""
-    config = config or TasksConfig()
     if not sample.answers:
         raise InputError(f"the question {sample.id!r} has no answer; leave it out.")
     documents = []

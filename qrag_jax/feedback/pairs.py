@@ -210,16 +210,11 @@ def write_pairs(path: Path, pairs: Iterable[tuple[str, str, str]]) -> None:
     write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
-class Pair(NamedTuple):
-    winner: int  # places in `StatePairs.queries`
-    loser: int
-
-
 @dataclasses.dataclass(frozen=True)
 class StatePairs:
     at: StateKey
     queries: tuple[Try, ...]  # the best try of each distinct query, lowest reward first
-    pairs: tuple[Pair, ...]  # of these queries
+    pairs: tuple[tuple[int, int], ...]  # places of the winner and the loser among the queries
     target: int | None  # place of the query that SFT learns; None: this state is not for SFT
     reason: str  # one of `REASONS`
 
@@ -242,7 +237,7 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
             best[text] = t
     queries = tuple(best.values())
     reason, target = UNSCORED, None
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
     if len(levels) == 1:
         none = all(t.scores[RECALL] == 0 for t in scored)
         all_gold = all(t.scores[ALL_GOLD] == 1 for t in scored)
@@ -260,11 +255,11 @@ def normalised_query(query: str) -> str:
     return " ".join(query.casefold().split())
 
 
-def _adjacent(queries: Sequence[Try]) -> Iterator[Pair]:
+def _adjacent(queries: Sequence[Try]) -> Iterator[tuple[int, int]]:
     """Pairs of queries, whose rewards ascend: of each level and the next one."""
     by = itertools.groupby(range(len(queries)), lambda place: level_of(queries[place]))
     for lower, higher in itertools.pairwise([[*places] for _, places in by]):
-        yield from (Pair(winner, loser) for loser in lower for winner in higher)
+        yield from ((winner, loser) for loser in lower for winner in higher)
 
 
 # ---------------------------------------------------------------- their report

@@ -72,7 +72,6 @@ _OF_GOLD_PASSAGES = ("recall", "ndcg", "hop_recall", "hop_ndcg")
 class Scored:
     episode: dict[str, float]  # name → reward of the whole episode
     hops: dict[str, tuple[float, ...]]  # name → `[hop]` rewards
-    searches: int  # number of hops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +152,7 @@ class Mixture:
                 if failed := [r for r in relevance if isinstance(r, Failure)]:
                     return failed[0]
                 of_hops[name] = tuple(r for r in relevance if not isinstance(r, Failure))
-        return Scored(episode, of_hops, len(hops))
+        return Scored(episode, of_hops)
 
     def total(self, scored: Scored) -> float:
         """The weighted sum of all rewards of an episode."""

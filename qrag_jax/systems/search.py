@@ -37,9 +37,7 @@ from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, CORPUS, EXACT, HYBRID
 from qrag_jax.retrieval.own_documents import LEXICAL, RETRIEVERS, SEMANTIC
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, ServiceLibrary
-from qrag_jax.runtime import hosts
-from qrag_jax.runtime.config_fields import has_begun
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime import config_fields, hosts, interrupt
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.whole_files import default_cache, replacing, sha256
@@ -195,7 +193,7 @@ def indexed(
     tower: PassageEncoder | None,
     *,
     begun: bool = True,
-    stop: StopSignal | None = None,
+    stop: interrupt.StopSignal | None = None,
 ) -> Path:
     """The folder of what is searched, which is stored and indexed first if it is not there.
 
@@ -328,7 +326,7 @@ def _kept_negatives(
             with replacing(path) as file:
                 np.savez(file, numbers=numbers, about=np.array(about))
 
-    if not has_begun(workdir):
+    if not config_fields.has_begun(workdir):
         hosts.first_does(find)
     if (numbers := read()) is None:
         raise InputError(

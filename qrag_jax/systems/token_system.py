@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.data.reading import read_parts
-from qrag_jax.data.sample import Sample
+from qrag_jax.data import reading, sample
 from qrag_jax.environments.episode import Agent, Failed
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewards import Checks, Patience
@@ -49,13 +48,11 @@ from qrag_jax.rollouts.trajectories import (
     Versioned,
     token_batch,
 )
-from qrag_jax.runtime import hosts
-from qrag_jax.runtime.aot import Program
+from qrag_jax.runtime import aot, hosts, whole_files
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
-from qrag_jax.runtime.whole_files import model_digest
 from qrag_jax.systems.config import drawn
 from qrag_jax.systems.token_config import StagePlan, TokenConfig
 from qrag_jax.systems.training import MeshSystem, Opening
@@ -139,7 +136,7 @@ def token_inputs(
                 f"the prompt of {longest.id!r} has {tokens} tokens, {more} more may be sampled "
                 f"behind it, and config.sampling.room is {room}; raise it, or shorten the prompt."
             )
-    keys = {**data, "model": model_digest(model.folder, log)}
+    keys = {**data, "model": whole_files.model_digest(model.folder, log)}
     if digest is not None:
         keys |= {"questions": digest(train), DEV: digest(dev)}
     shown, tested = (drawn([task.id for task in tasks], config.eval) for tasks in (dev, test))
@@ -157,9 +154,9 @@ def token_inputs(
     )
 
 
-def read_samples(text: str, *, from_corpus: bool = False) -> list[Sample]:
+def read_samples(text: str, *, from_corpus: bool = False) -> list[sample.Sample]:
     """The questions of parts of data, with a line for each."""
-    samples, reports = read_parts(text, from_corpus=from_corpus)
+    samples, reports = reading.read_parts(text, from_corpus=from_corpus)
     for report in reports:
         log(report.summary())
     return samples
@@ -400,7 +397,7 @@ class TokenSystem(MeshSystem[Config]):
         """The stage of a step, from 0."""
         return next(stage for stage in reversed(self.stages) if stage.plan.first <= step)
 
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[aot.Program]:
         """See `System`: the updates by one batch of the longest rows there may be."""
         # Shapes alone: the devices of a dry run may be described ones. The stages of a kind have
         # one update.
@@ -416,7 +413,7 @@ class TokenSystem(MeshSystem[Config]):
             arguments, dtype = (state, shapes, *self.base), trunk.precision.products.name
             flops = stage.policy.update_passes * once
             name = self._program_name(stage)
-            programs.append(Program(name, stage.update, arguments, flops, dtype))
+            programs.append(aot.Program(name, stage.update, arguments, flops, dtype))
         return programs[::-1]
 
     @staticmethod

@@ -130,7 +130,7 @@ def test_a_choice_is_of_searches_with_a_score_and_depends_on_the_seed_alone() ->
 
 def texts(found: StatePairs) -> list[tuple[str, str]]:
     """Winner and loser of each pair."""
-    return [(found.queries[p.winner].query, found.queries[p.loser].query) for p in found.pairs]
+    return [(found.queries[a].query, found.queries[b].query) for a, b in found.pairs]
 
 
 def target(found: StatePairs) -> str | None:

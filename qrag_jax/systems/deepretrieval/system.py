@@ -45,17 +45,12 @@ from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics import bootstrap, summaries
 from qrag_jax.metrics.bootstrap import columns_of, means, score_table
 from qrag_jax.metrics.row_log import REWRITES, RewriteRow
-from qrag_jax.retrieval.boolean_search import parse_boolean
-from qrag_jax.retrieval.index_folder import BOOLEAN
-from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.retrieval.pubmed import RemoteEngine
-from qrag_jax.rollouts import libraries
+from qrag_jax.retrieval import boolean_search, index_folder, protocol, pubmed
+from qrag_jax.rollouts import libraries, schedule
 from qrag_jax.rollouts.experience import AgentExperience, Experience
-from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_episodes import Episode, Speech, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
-from qrag_jax.runtime import hosts
-from qrag_jax.runtime.config_fields import has_begun
+from qrag_jax.runtime import config_fields, hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.systems import scoring, token_system
@@ -107,7 +102,7 @@ def load_inputs(
             raise InputError(
                 f"config.search.engine {REMOTE!r} is for one host, not {count}; start one process."
             )
-        library = libraries.RemoteLibrary(RemoteEngine(config.engine))
+        library = libraries.RemoteLibrary(pubmed.RemoteEngine(config.engine))
         data["search"] = library.engine.digest
     elif listed is not None:
         library = asked.opened({*asked.corpora}, folder)
@@ -118,7 +113,7 @@ def load_inputs(
     else:
         trained = {query.collection for name in ("train", "dev") for query in parts[name]}
         named = trained | {query.collection for query in parts["test"]}
-        begun = search is None and has_begun(workdir)
+        begun = search is None and config_fields.has_begun(workdir)
         library = asked.opened(named, folder, begun=begun)
         for name, part in parts.items():
             field = (
@@ -171,13 +166,13 @@ def load_inputs(
 def agent_of(config: RewriteConfig, k: int) -> RewriteAgent:
     """The environment, where a query finds k documents."""
     prompt = prompts.load(config.writing.prompt)
-    readable = _is_boolean if config.search.engine == BOOLEAN else None
+    readable = _is_boolean if config.search.engine == index_folder.BOOLEAN else None
     return RewriteAgent(prompt, config.writing.kind.form, k, readable)
 
 
 def _is_boolean(query: str) -> bool:
     try:
-        parse_boolean(query)
+        boolean_search.parse_boolean(query)
     except InputError:
         return False
     return True
@@ -190,7 +185,7 @@ class _Asked:
     config: RewriteConfig
 
     @cached_property
-    def made(self) -> tuple[dict[str, list[Sample]], list[Any], list[Passage]]:
+    def made(self) -> tuple[dict[str, list[Sample]], list[Any], list[protocol.Passage]]:
         """What is made here: queries by part, all training questions, and the passages of all."""
         return world().talkative_parts(self.config.queries)
 
@@ -490,7 +485,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         by: Any = {"measures": settings.measures, "best_by": settings.best_by}
         return rewrite_evaluation(step, tasks, rows, originals=originals, **by)
 
-    def _counted(self, counts: Counts) -> dict[str, float]:
+    def _counted(self, counts: schedule.Counts) -> dict[str, float]:
         library = self.inputs.library
         local_counts = np.array([library.searched, library.asked])
         searched, asked = hosts.of_each(local_counts).sum(axis=0).tolist()

@@ -35,26 +35,19 @@ from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.row_log import HOPS, Searched
 from qrag_jax.metrics.summaries import SHOWN, hop_columns, hop_gains, hop_summary, hop_table
-from qrag_jax.retrieval.corpus import pooled
-from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.rollouts.experience import questions_at
-from qrag_jax.rollouts.libraries import states_on
-from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_blocks import BlockShape
+from qrag_jax.retrieval import corpus, protocol
+from qrag_jax.rollouts import experience, libraries, schedule, token_blocks
 from qrag_jax.rollouts.token_episodes import Episode, Start
 from qrag_jax.rollouts.trajectories import DONE, REWARD, TokenTrajectory
-from qrag_jax.runtime import hosts
-from qrag_jax.runtime.config_fields import has_begun, read_fields
+from qrag_jax.runtime import config_fields, hosts, whole_files
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.runtime.whole_files import write_json
-from qrag_jax.systems import scoring, token_system
+from qrag_jax.systems import scoring, token_config, token_system
 from qrag_jax.systems.leret import tries
 from qrag_jax.systems.leret.config import PREFERENCE, SCRIPT, STYLED, LeretConfig
 from qrag_jax.systems.leret.tries import Lesson, Lessons, PlayBy, Trying
 from qrag_jax.systems.scoring import Logs, Predictor, ScoreOptions, Way
 from qrag_jax.systems.search import open_search
-from qrag_jax.systems.token_config import BRIDGE, StagePlan
 
 CORPUS = "search"  # of pooled passages, in the run's folder
 # Sections of the config that the play of given weights depends on.
@@ -78,17 +71,17 @@ def load_inputs(
             is written by what trains.
     """
     asked, settings, writing = config.questions, config.search, config.writing
-    is_made, questions = asked.train == BRIDGE, dict[str, list[Any]]()
+    is_made, questions = asked.train == token_config.BRIDGE, dict[str, list[Any]]()
 
     def read(split: Split, text: str, count: int) -> list[Sample]:
-        if text != BRIDGE:
+        if text != token_config.BRIDGE:
             return token_system.read_samples(text, from_corpus=True)
         questions[split] = world().bridge_questions(asked.bridge_seed, split, range(count))
         return [question.query for question in questions[split]]
 
     pairs = read_pairs(config.pairs.path) if trains else []
     every_dev, train = read("dev", asked.dev, asked.bridge_dev), list[Sample]()
-    passages: Callable[[], Iterable[Passage]] | None = None
+    passages: Callable[[], Iterable[protocol.Passage]] | None = None
     if trains or search is not None:
         every = read("train", asked.train, asked.bridge_corpus)
         # Where they are made here, passages of more questions are searched.
@@ -97,15 +90,15 @@ def load_inputs(
         train = train[: asked.most or len(train)]
         brought = (*train, *every_dev, *every[count:])
 
-        def pages() -> Iterable[Passage]:
-            return pooled(page for sample in brought for page in sample.passages)
+        def pages() -> Iterable[protocol.Passage]:
+            return corpus.pooled(page for sample in brought for page in sample.passages)
 
         passages = pages
-    begun = search is None and has_begun(workdir)
+    begun = search is None and config_fields.has_begun(workdir)
     library = open_search(settings, passages, search or workdir / CORPUS, begun=begun)
 
     by = library.corpus, settings.gold_by, settings.max_missing_share
-    states = states_on(train, *by) if trains else []
+    states = libraries.states_on(train, *by) if trains else []
     variants = queries.style_variants() if config.tries.ways == STYLED else ()
     prompt = queries.QueryPrompt(prompts.load(writing.prompt), variants, writing.passage_words)
     script = None
@@ -121,7 +114,7 @@ def load_inputs(
         mesh,
         turn=writing.query_tokens,
         train=states,
-        dev=states_on(every_dev, *by),
+        dev=libraries.states_on(every_dev, *by),
         digest=digest_of,
         agent=queries.QueryAgent(prompt, writing.k, writing.stop),
         asks=lambda state: [prompt.messages(state.asked_by(n)) for n in range(len(prompt.names))],
@@ -139,9 +132,9 @@ def digest_of(states: Sequence[queries.QueryState]) -> str:
 class Taught(NamedTuple):
     """What a stage learns from."""
 
-    plan: StagePlan
+    plan: token_config.StagePlan
     lessons: Sequence[Lesson]
-    shape: BlockShape  # one for all batches, so that one program is compiled
+    shape: token_blocks.BlockShape  # one for all batches, so that one program is compiled
     # Of pairs, float32 `[2·P]`: log-probabilities by the weights of the stage's start
     reference: np.ndarray | None
 
@@ -259,7 +252,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         self,
         stage: token_system.Stage,
         pairs: Sequence[Lesson],
-        shape: BlockShape,
+        shape: token_blocks.BlockShape,
         state: TrainState | None,
         stop: StopSignal,
     ) -> np.ndarray:
@@ -269,14 +262,14 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         """
         path = self.trying.folder(stage.plan.iteration) / "reference.json"
         if state is None:
-            return np.array(read_fields(path)["log_probs"], np.float32)
+            return np.array(config_fields.read_fields(path)["log_probs"], np.float32)
         parts, size = [], self._size(stage)  # as many as in an update: one program
         for first in range(0, len(pairs), size):
             stop.check()
             rows = self.token_rows(stage, taught_by(pairs[first : first + size]))
             parts.append(self._log_probs(state.params, rows, shape, *self.base))
         log_probs = np.concatenate(parts)
-        hosts.first_does(partial(write_json, path, {"log_probs": log_probs.tolist()}))
+        hosts.first_does(partial(whole_files.write_json, path, {"log_probs": log_probs.tolist()}))
         return log_probs
 
     @cached_property
@@ -292,7 +285,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         assert self._taught is not None
         lessons, first = self._taught.lessons, stage.plan.first
         how = len(lessons), self._size(stage), self.config.seed + first
-        drawn = questions_at(step - first, *how)
+        drawn = experience.questions_at(step - first, *how)
         asked = [lessons[number].question for number in drawn[:, 0]]
         if not self._from_file(stage.plan.iteration):
             asked = [self.trying.asked[place] for place in asked]
@@ -349,7 +342,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         rows = self.searched(state.params, self.inputs.dev, stop)
         return query_evaluation(step, rows, self.config.eval.best_by)
 
-    def _counted(self, counts: Counts) -> dict[str, float]:
+    def _counted(self, counts: schedule.Counts) -> dict[str, float]:
         return {"failed_tries": float(counts.failed)}
 
     # ---------------------------------------------------------------- a run is scored

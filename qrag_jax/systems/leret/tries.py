@@ -390,14 +390,14 @@ def lessons_of(
         opening = speech.scaffold.opening(messages)
         text = speech.tokenizer.decode(opening.tolist(), skip_special_tokens=False)
         wrote = [query.query for query in state.queries]
-        texts += [(text, wrote[pair.winner], wrote[pair.loser]) for pair in state.pairs]
+        texts += [(text, wrote[winner], wrote[loser]) for winner, loser in state.pairs]
         if len(opening) + max(len(query.sampled) for query in state.queries) > speech.room:
             too_long += 1
             continue
         turns, question = [(_turn(opening, query),) for query in state.queries], state.at.question
         if state.target is not None:
             imitated.append(Lesson((turns[state.target],), question))
-        pairs += [Lesson((turns[p.winner], turns[p.loser]), question) for p in state.pairs]
+        pairs += [Lesson((turns[win], turns[lose]), question) for win, lose in state.pairs]
     if asked:
         every = (query for state in states for query in state.queries)
         query = max(every, key=lambda query: len(query.sampled))

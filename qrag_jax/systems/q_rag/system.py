@@ -14,30 +14,25 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from qrag_jax.data import long_docs, tokens
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode, training_batches
 from qrag_jax.data.loading import LoadedSamples, load_splits, truncation_report
-from qrag_jax.data.long_docs import write_books
 from qrag_jax.data.sample import OF_VALUES, LazySamples, Sample
-from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, TrainingScores, make_play
 from qrag_jax.evaluators.evaluation import Evaluation
 from qrag_jax.feedback import facts
 from qrag_jax.feedback.rewards import METRICS, OWN, Rewards, open_own
-from qrag_jax.learners import two_towers
-from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.learners import optimizers, two_towers
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.two_towers import PQNGradient
+from qrag_jax.models import first_encoder, pretrained
 from qrag_jax.models.compute.lora import merge
-from qrag_jax.models.first_encoder import check_origin, prepare_encoder
-from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.chunks import Actor, check_fit
 from qrag_jax.rollouts.experience import Batches, Deferred, Experience, ScoredEpisodes, Staged
 from qrag_jax.rollouts.text_table import choose_block_shapes, mean_rows
-from qrag_jax.runtime.aot import Program
-from qrag_jax.runtime.config_fields import check_split, save_config
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime import aot, config_fields, interrupt
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.systems.config import chosen_places
@@ -84,7 +79,7 @@ class QRag(MeshSystem[QRagConfig]):
     def check_mesh(cls, config: QRagConfig, mesh: Mesh, local_mesh: Mesh) -> None:
         for stage in config.stages:
             config.host_batch(stage, mesh.size, jax.process_count())
-        check_split("eval.batch_size", config.eval.batch_size, mesh.size)
+        config_fields.check_split("eval.batch_size", config.eval.batch_size, mesh.size)
 
     @classmethod
     def parts(cls, at: Opening) -> dict[str, Any]:
@@ -105,8 +100,8 @@ class QRag(MeshSystem[QRagConfig]):
     @classmethod
     def write(cls, raw: ConfigDict, run: Run, inputs: Inputs) -> None:
         raw.env.max_steps = inputs.max_steps
-        write_books(run.workdir, QRagConfig.of(raw).data.backgrounds)
-        save_config(settled(raw, inputs.model.encoder), run.config_path)
+        long_docs.write_books(run.workdir, QRagConfig.of(raw).data.backgrounds)
+        config_fields.save_config(settled(raw, inputs.model.encoder), run.config_path)
 
     # ---------------------------------------------------------------- its trained runs
     # What plays and exports them is imported here: no training needs it.
@@ -140,7 +135,7 @@ class QRag(MeshSystem[QRagConfig]):
     def names(self, numbers: Sequence[int], step: int) -> list[str]:
         return [self.inputs.train_samples[number].id for number in numbers]
 
-    def experience(self, run: Run, stop: StopSignal) -> Experience:
+    def experience(self, run: Run, stop: interrupt.StopSignal) -> Experience:
         config, inputs = self.config, self.inputs
         shares = config.data.shares(inputs.stores)
         if len(shares) > 1:
@@ -195,11 +190,11 @@ class QRag(MeshSystem[QRagConfig]):
             metrics = {name: value for name, value in metrics.items() if name != "fact_em"}
         return state, metrics
 
-    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
+    def evaluate(self, state: TrainState, step: int, stop: interrupt.StopSignal) -> Evaluation:
         params = self._whole(state.params)
         return self._scores.evaluate(params, step, self.service, stop)
 
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[aot.Program]:
         towers, inputs, config, base = self.learner, self.inputs, self.config, self.base
         state, size = towers.parts.shapes(inputs.model.trained), config.eval.batch_size
         batch, trunk = inputs.batch_shapes(config.train.batch_size), inputs.model.trunk
@@ -212,7 +207,7 @@ class QRag(MeshSystem[QRagConfig]):
 
         def add(name: str, function: Any, arguments: tuple[Any, ...], count: int, cost: float):
             dtype = trunk.precision.products.name
-            programs.append(Program(name, function, arguments, count * cost, dtype))
+            programs.append(aot.Program(name, function, arguments, count * cost, dtype))
 
         if config.imitate:
             count = config.imitate.batch_size  # of two orders of the facts
@@ -247,11 +242,11 @@ class QRag(MeshSystem[QRagConfig]):
             stores,
             platform=Platform.of(self.mesh),
         )
-        schedule = learning_rate_schedule(config.optimizer)
+        schedule = optimizers.learning_rate_schedule(config.optimizer)
         return two_towers.TwoTowers.of(
             self.mesh,
             loaded,
-            Parts(make_optimizer(config.optimizer), has_targets=True),
+            Parts(optimizers.make_optimizer(config.optimizer), has_targets=True),
             actor=Actor(encoder, shapes, config.rollout),
             config=config.pqn,
             schedule=lambda step: schedule(step - config.imitated),
@@ -307,10 +302,10 @@ class QRag(MeshSystem[QRagConfig]):
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    model: LoadedEncoder
-    stores: dict[str, TokenStore]  # training tokens by source
+    model: pretrained.LoadedEncoder
+    stores: dict[str, tokens.TokenStore]  # training tokens by source
     dev_samples: Sequence[Sample]
-    dev_store: TokenStore
+    dev_store: tokens.TokenStore
     train_samples: Sequence[Sample]  # of all sources, one after the other
     dev_indices: list[int]  # the fixed questions scored during training
     shape: EpisodeShape
@@ -329,7 +324,7 @@ def load_inputs(
 ) -> Inputs:
     """Reads and tokenises the data, prepares the encoder, and checks that they fit together."""
     if not begun:
-        check_origin(config.encoder)
+        first_encoder.check_origin(config.encoder)
     read, dev = load_splits(config.data, config.dev_data, hold_out=not config.eval.path)
     if config.data.negatives.index:
         # Searching a corpus is an option, which most trainings do without.
@@ -346,7 +341,7 @@ def load_inputs(
             service.check(samples)
     texts = (text for s in train.all for text in (s.question, *s.chunks))
     of_run: Any = {"is_kept": begun, "platform": platform}
-    encoder = prepare_encoder(config.encoder, workdir, texts, config.seed, **of_run)
+    encoder = first_encoder.prepare_encoder(config.encoder, workdir, texts, config.seed, **of_run)
     if encoder.second is not None and encoder.adapters is not None:
         raise InputError(
             f"config.encoder.path is {config.encoder.path}, an export of two towers, and adapters "

@@ -21,13 +21,10 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.algorithms.policy_gradient import DR_GRPO
-from qrag_jax.data.reading import without_asked
-from qrag_jax.data.sample import Split, world
+from qrag_jax.data import reading, sample
+from qrag_jax.environments import queries, tool_functions
 from qrag_jax.environments.episode import Closed, ToolTask
-from qrag_jax.environments.queries import demonstration_scripts
 from qrag_jax.environments.tasks import bridge_task, tasks_of
-from qrag_jax.environments.tool_functions import PATH as TOOLS_PATH
-from qrag_jax.environments.tool_functions import ToolFunctions
 from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.evaluators.evaluation import Evaluation, sampler
@@ -38,8 +35,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.bootstrap import columns_of, means
 from qrag_jax.metrics.row_log import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
-from qrag_jax.rollouts.libraries import CorpusLibrary, on_corpus
-from qrag_jax.rollouts.schedule import Counts, draw_keys
+from qrag_jax.rollouts import libraries, schedule
 from qrag_jax.rollouts.token_episodes import Episode, Library, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TRUNCATED, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
@@ -70,7 +66,7 @@ def load_inputs(
     functions = None
     if tools.path:
         limits: Any = {"seconds": tools.seconds, "most": tools.result_chars}
-        functions = ToolFunctions(tools.path, workdir / _LOG, **limits)
+        functions = tool_functions.ToolFunctions(tools.path, workdir / _LOG, **limits)
     agent = ToolAgent(
         prompts.load(tools.prompt),
         form=tools.form,
@@ -83,21 +79,21 @@ def load_inputs(
     library = open_library(config, workdir / SEARCH, mesh)
     questions: dict[str, list[Any]] = {}  # the questions that are made here
 
-    def read(split: Split, text: str, count: int) -> list[ToolTask]:
+    def read(split: sample.Split, text: str, count: int) -> list[ToolTask]:
         if text != BRIDGE:
             return tasks_of(token_system.read_samples(text), config.tasks)
-        questions[split] = world().bridge_questions(asked.bridge_seed, split, range(count))
+        questions[split] = sample.world().bridge_questions(asked.bridge_seed, split, range(count))
         return [*map(bridge_task, questions[split])]
 
     dev: Sequence[ToolTask] = read("dev", asked.dev, asked.bridge_dev)
     train: Sequence[ToolTask] = ()
     if trains or asked.train == BRIDGE:  # whose texts a tiny model's tokenizer is trained on
         train = read("train", asked.train, asked.bridge_train)
-    train = without_asked(train, dev) if trains else ()
+    train = reading.without_asked(train, dev) if trains else ()
     bridge = questions.get("train", ())
-    corpus = library.corpus if isinstance(library, CorpusLibrary) else None
+    corpus = library.corpus if isinstance(library, libraries.CorpusLibrary) else None
     if corpus is not None:
-        train, dev = on_corpus(train, corpus), on_corpus(dev, corpus)
+        train, dev = libraries.on_corpus(train, corpus), libraries.on_corpus(dev, corpus)
 
     # A server tells no digest of what it searches.
     searched = config.search.index if corpus is None else corpus.digest
@@ -114,7 +110,7 @@ def load_inputs(
         sampled=1,
         library=library,
         functions=functions,
-        script=demonstration_scripts().ToolScript(bridge) if bridge else None,
+        script=queries.demonstration_scripts().ToolScript(bridge) if bridge else None,
         data={"prompt": agent.prompt.fingerprint, **({"corpus": searched} if searched else {})},
     )
 
@@ -180,7 +176,7 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
         kept = sampler(PREDICTIONS, places, lambda n: self.row(played[n], tasks[n]))
         return Evaluation.of(line, scores, best_by, columns, episodes=kept)
 
-    def _counted(self, counts: Counts) -> dict[str, float]:
+    def _counted(self, counts: schedule.Counts) -> dict[str, float]:
         return {
             "turns_per_batch": counts.turns / max(counts.batches, 1),
             "failed_episodes": float(counts.failed),
@@ -245,7 +241,7 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
             # The draws depend on the numbers of the question and of the draw alone.
             key = jax.random.fold_in(jax.random.key(config.seed), _PREDICTED)
             numbers = range(first, first + len(tasks))
-            keys = np.asarray(draw_keys(key, np.array(numbers, np.uint32), draws))
+            keys = np.asarray(schedule.draw_keys(key, np.array(numbers, np.uint32), draws))
             played = self.rewarded(params, tasks, numbers, keys, stop, **by)
             return [self.row(trajectory, tasks[n // draws]) for n, trajectory in enumerate(played)]
 
@@ -340,7 +336,7 @@ class Rlvr(ToolSystem):
             self.provenance = {OWN_PATH: f"{code.spec} {code.digest}"}
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
         if functions := inputs.functions:
-            self.provenance[TOOLS_PATH] = f"{config.tools.path} {functions.digest}"
+            self.provenance[tool_functions.PATH] = f"{config.tools.path} {functions.digest}"
             names = ", ".join(schema["function"]["name"] for schema in functions.schemas)
             log(
                 f"tools of {config.tools.path}, in a process of its own, without a sandbox: {names}"
@@ -380,7 +376,7 @@ class Rlvr(ToolSystem):
                 parts = measured | {REWARD: reward}
         return TokenTrajectory(*of, episode.attempts, episode.segments, status, parts, facts)
 
-    def _counted(self, counts: Counts) -> dict[str, float]:
+    def _counted(self, counts: schedule.Counts) -> dict[str, float]:
         unscored = {"unscored_episodes": float(self._unscored)} if self.config.rubric.path else {}
         called = {f"tool_{n}": float(self._calls[n]) for n in _OF_CALLS if self.config.tools.path}
         return super()._counted(counts) | unscored | called
