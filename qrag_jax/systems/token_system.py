@@ -32,22 +32,12 @@ from qrag_jax.models.first_language_model import named_folder, prepare_language_
 from qrag_jax.models.pretrained import LoadedLanguageModel
 from qrag_jax.models.trunks.transformer import Params
 from qrag_jax.policies.tokens import Vocabulary
-from qrag_jax.rollouts import token_episodes
+from qrag_jax.rollouts import token_episodes, trajectories
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, questions_at
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
-from qrag_jax.rollouts.trajectories import (
-    DONE,
-    REWARD,
-    SCORED,
-    STOP,
-    TokenBatch,
-    TokenTrajectory,
-    Turn,
-    Versioned,
-    token_batch,
-)
+from qrag_jax.rollouts.trajectories import TokenTrajectory, Turn, Versioned
 from qrag_jax.runtime import aot, hosts, whole_files
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
@@ -431,7 +421,7 @@ class TokenSystem(MeshSystem[Config]):
     def playing(self) -> Playing:
         return Playing(
             play=self._play,
-            batch=lambda trajectories, step: self._batch(self.stage_at(step), trajectories),
+            batch=lambda played, step: self._batch(self.stage_at(step), played),
             save=TokenTrajectory.to_json,
             restore=TokenTrajectory.from_json,
             params=self.weights,
@@ -462,49 +452,51 @@ class TokenSystem(MeshSystem[Config]):
     ) -> list[TokenTrajectory]:
         if not self._imitates(self.stage_at(step)):
             return self._played(weights, numbers, step, stop)
-        inputs, first, trajectories = self.inputs, step * self._imitation.batch_size, []
+        inputs, first, played = self.inputs, step * self._imitation.batch_size, []
         for number, episode in inputs.script.episodes(self.config, inputs, numbers, first):
             if self._imitation.observed:
                 episode = token_episodes.all_sampled(episode)
-            at, parts = (number, 0, 1), {REWARD: 0.0}
-            trajectories.append(TokenTrajectory(*at, episode.segments, episode.status, parts))
-        return trajectories
+            at, parts = (number, 0, 1), {trajectories.REWARD: 0.0}
+            played.append(TokenTrajectory(*at, episode.segments, episode.status, parts))
+        return played
 
-    def _batch(self, stage: Stage, trajectories: Sequence[TokenTrajectory], *how: Any) -> Any:
+    def _batch(self, stage: Stage, played: Sequence[TokenTrajectory], *how: Any) -> Any:
         """What an update takes; `how`: see `_arrays`."""
-        arrays = self._arrays(stage, trajectories, *how)
+        arrays = self._arrays(stage, played, *how)
         return put_whole(arrays, token_policy.episode_shardings(self.mesh))
 
     def _arrays(
         self,
         stage: Stage,
-        trajectories: Sequence[TokenTrajectory],
+        played: Sequence[TokenTrajectory],
         shape: BlockShape | None = None,
         reference: np.ndarray | None = None,
     ) -> Any:
         """What an update takes, on the host.
 
         Args:
-            shape: of its blocks; None: one that suits these trajectories.
+            shape: of its blocks; None: one that suits these episodes.
             reference: float32 `[N]`, log-probabilities of the rows of pairs; None: zeros.
         """
-        batch = self.token_rows(stage, trajectories)
+        batch = self.token_rows(stage, played)
         shape = shape or self.block_shape(stage, batch)
         if not isinstance(stage.policy.config, PreferenceConfig):
             return token_policy.token_episodes(stage.policy, batch, shape)
         if reference is None:
-            reference = np.zeros(len(trajectories), np.float32)
+            reference = np.zeros(len(played), np.float32)
         return token_policy.pair_episodes(stage.policy, batch, shape, reference)
 
-    def token_rows(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> TokenBatch:
-        return token_batch(
-            trajectories,
+    def token_rows(
+        self, stage: Stage, played: Sequence[TokenTrajectory]
+    ) -> trajectories.TokenBatch:
+        return trajectories.token_batch(
+            played,
             members=stage.policy.config.members,
-            truncated=getattr(self.config.played, "truncated", SCORED),
+            truncated=getattr(self.config.played, "truncated", trajectories.SCORED),
             longest=self.config.sampling.room,
         )
 
-    def block_shape(self, stage: Stage, batch: TokenBatch) -> BlockShape:
+    def block_shape(self, stage: Stage, batch: trajectories.TokenBatch) -> BlockShape:
         """The shape of the blocks in which rows like these are computed."""
         algorithm, room = stage.policy.config, self.config.sampling.room
         tokens = self.config.model.tokens(Platform.of(self.mesh))
@@ -520,13 +512,15 @@ class TokenSystem(MeshSystem[Config]):
         sampled = self._sampled(stage)
         ids, log_probs = np.zeros(sampled, np.int32), np.zeros(sampled, np.float32)
         before = np.zeros(self.config.sampling.room - sampled, np.int32)
-        segments = ((Turn(before, ids, log_probs, STOP),),)
-        trajectories = [
-            TokenTrajectory(group, member, 1, segments, DONE, {REWARD: float(member)})
+        segments = ((Turn(before, ids, log_probs, trajectories.STOP),),)
+        played = [
+            TokenTrajectory(
+                group, member, 1, segments, trajectories.DONE, {trajectories.REWARD: float(member)}
+            )
             for group in range(self._size(stage))
             for member in range(stage.policy.config.members)
         ]
-        return self._arrays(stage, trajectories)
+        return self._arrays(stage, played)
 
     # ---------------------------------------------------------------- play
 
