@@ -25,7 +25,7 @@ from qrag_jax.feedback.rewards import Rewards
 from qrag_jax.learners.two_towers import Feedback
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics import answers, bootstrap
-from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns, until_found
+from qrag_jax.metrics.facts import fact_columns, score_columns, scored, until_found
 from qrag_jax.metrics.row_log import RETRIEVALS, Row
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.embedding import Params
@@ -145,22 +145,11 @@ def play_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 def make_row(sample: Sample, taken: list[int], q: list[float], ret: float | None) -> Row:
     """The retrieval log's row of one played episode; `ret` None: it has no return."""
-    return Row(
-        id=sample.id,
-        question=sample.question,
-        answer=sample.answers[0] if sample.answers else "",
-        sf_idx=list(sample.support),
-        pred_idx=taken,
-        q_values=q,
-        sf_texts=[sample.chunks[i] for i in sample.support],
-        pred_texts=[sample.chunks[i] for i in taken],
-        ret=ret,
-        text_len=sum(map(len, sample.chunks)),
-        f1=fact_f1(sample.support, taken) if sample.support else None,
-        em=fact_em(sample.support, taken) if sample.support else None,
-        aliases=list(sample.answers[1:]),
-        source=sample.source,
-    )
+    answer, *aliases = sample.answers or ("",)
+    gold, read = ([sample.chunks[i] for i in indices] for indices in (sample.support, taken))
+    length, support = sum(map(len, sample.chunks)), [*sample.support]
+    row = Row(sample.id, sample.question, answer, support, taken, q, gold, read, ret, length)
+    return scored(dataclasses.replace(row, aliases=aliases, source=sample.source))
 
 
 # ---------------------------------------------------------------- during training

@@ -126,8 +126,9 @@ def early_stop(row: Row) -> Row:
 
 def gt(row: Row) -> Row:
     """The supporting facts themselves, taken or not, in document order; they have no Q-values."""
-    facts = sorted(dict(zip(row.sf_idx, row.sf_texts, strict=True)).items())
-    return _scored(row, [index for index, _ in facts], [], [text for _, text in facts])
+    facts = dict(sorted(zip(row.sf_idx, row.sf_texts, strict=True)))
+    taken: Any = {"pred_idx": [*facts], "pred_texts": [*facts.values()], "q_values": []}
+    return scored(dataclasses.replace(row, **taken))
 
 
 def _hits(row: Row) -> list[int]:
@@ -164,24 +165,18 @@ def chunk_filter(name: str, parameters: Mapping[str, Any] | None = None) -> Filt
 
 
 def _keep(row: Row, steps: Sequence[int]) -> Row:
-    return _scored(
-        row,
-        [row.pred_idx[step] for step in steps],
-        # Rows that were not played (those of `gt`) have no Q values to cut.
-        [row.q_values[step] for step in steps] if row.q_values else [],
-        [row.pred_texts[step] for step in steps],
-    )
+    # Rows that were not played (those of `gt`) have no Q values to cut.
+    columns = ("pred_idx", "pred_texts", "q_values") if row.q_values else ("pred_idx", "pred_texts")
+    cut: Any = {name: [getattr(row, name)[step] for step in steps] for name in columns}
+    return scored(dataclasses.replace(row, **cut))
 
 
-def _scored(row: Row, taken: list[int], q_values: list[float], texts: list[str]) -> Row:
-    return dataclasses.replace(
-        row,
-        pred_idx=taken,
-        q_values=q_values,
-        pred_texts=texts,
-        f1=fact_f1(row.sf_idx, taken) if row.sf_idx else None,
-        em=fact_em(row.sf_idx, taken) if row.sf_idx else None,
-    )
+def scored(row: Row) -> Row:
+    """The row with its own F1 and EM; None where no facts are known."""
+    if not row.sf_idx:
+        return dataclasses.replace(row, f1=None, em=None)
+    both = row.sf_idx, row.pred_idx
+    return dataclasses.replace(row, f1=fact_f1(*both), em=fact_em(*both))
 
 
 FULL_BUDGET, UNTIL_FOUND = "full budget", "until found"

@@ -477,19 +477,15 @@ def agent_evaluation(
 
 def agent_row(gold: Sample, episode: Episode) -> AgentRow:
     """The row of an episode, whose question has this gold."""
-    ended = episode.ended
-    names = [s.names for s in episode.searches]
-    broken = isinstance(ended, Failed)
-    answer = "" if isinstance(ended, Failed) else ended.answer
-    scores = rag.em_f1(answer, gold)
+    ended, names = episode.ended, [s.names for s in episode.searches]
+    answer, broken, em, f1 = "", "", 0.0, 0.0
+    if isinstance(ended, Failed):
+        broken = ended.cause
+    else:
+        answer = ended.answer
+        em, f1 = rag.em_f1(answer, gold)
     return AgentRow(
-        id=gold.id,
-        question=gold.question,
-        golds=gold.answers,
-        answer=answer,
-        broken=ended.cause if isinstance(ended, Failed) else "",
-        em=0.0 if broken else scores.em,
-        f1=0.0 if broken else scores.f1,
+        *(gold.id, gold.question, gold.answers, answer, broken, em, f1),
         recall=ranking.episode_recall(gold.relevant, names) if gold.relevant else None,
         searches=tuple(
             {"query": hop.sub_query, "status": hop.status, "answer": hop.answer, "names": list(ids)}
