@@ -17,7 +17,6 @@ import asyncio
 import hashlib
 import importlib
 import importlib.metadata
-import importlib.util
 import itertools
 import json
 import os
@@ -72,17 +71,13 @@ def code_of(module: ModuleType) -> str:
 
 def imported(name: str, module: str) -> ModuleType:
     """The module of an environment, which the user knows by its name."""
-    if importlib.util.find_spec(module) is None:
-        raise Refused(
-            f"config.env.verifiers is {name!r}, and the Python of config.env.python has no package "
-            f"{module}; install it there"
-        )
     try:
         return importlib.import_module(module)
     except Exception as error:
         raise Refused(
-            f"the package {module} cannot be imported ({reason(error)}); install what it needs, or "
-            "mend it"
+            f"config.env.verifiers is {name!r}, whose package {module} the Python of "
+            f"config.env.python cannot import ({reason(error)}); install it there with what it "
+            "needs, or mend it"
         ) from error
 
 
@@ -190,17 +185,13 @@ def _plain(value: Any) -> Any:
 
 
 def version_here() -> str:
-    """The version of verifiers in this Python, 0.4 or later."""
-    try:
-        version = importlib.metadata.version("verifiers")
-    except importlib.metadata.PackageNotFoundError:
+    """The version of verifiers in this Python."""
+    installed = next(iter(importlib.metadata.distributions(name="verifiers")), None)
+    version = installed.version if installed else "none"
+    if version.split(".")[:2] != ["0", "4"]:
         raise Refused(
-            f"the Python of config.env.python has no verifiers; install {_WANTED} there, or name "
-            "another"
-        ) from None
-    if [int(part) for part in version.split(".")[:2] if part.isdecimal()] < [0, 4]:
-        raise Refused(
-            f"the Python of config.env.python has verifiers {version}; name one that has {_WANTED}"
+            f"the Python of config.env.python has verifiers {version}; install {_WANTED} there, or "
+            "name another"
         )
     return version
 
