@@ -170,13 +170,10 @@ def kept_variants(
 ) -> tuple[Variant, ...]:
     """The best prompts of all rounds that read differently, best first; equal ones by rounds."""
     every = sorted((p for one in rounds for p in one), key=lambda p: -p.score)
-    kept: list[Variant] = []
-    seen = [prompt.tried(None)]
+    different: dict[Any, Variant | None] = {prompt.tried(None): None}  # the bare prompt
     for chosen in every:
-        variant = chosen.variant
-        if len(kept) < most and (messages := prompt.tried(variant)) not in seen:
-            kept.append(variant)
-            seen.append(messages)
+        different.setdefault(prompt.tried(chosen.variant), chosen.variant)
+    kept = [*filter(None, different.values())][:most]
     if not kept:
         raise InputError(
             "fewer than half of the tries of all prompts with examples were scored; see the masked "
