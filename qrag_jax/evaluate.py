@@ -93,8 +93,7 @@ def _lengths(workdir: Path, config: ConfigDict, options: ScoreOptions, counts: l
     chunks = _counts("chunks", CHUNKS.value)
     if len(counts) > len(chunks) or not min(counts):
         raise InputError(
-            f"--samples={','.join(SAMPLES.value)} must be one count for each length of --chunks, "
-            "or one for all, from 1 up."
+            "--samples must be one count for each length of --chunks, or one for all, from 1 up."
         )
     counts += counts[-1:] * (len(chunks) - len(counts))
     samples = dict(sorted(zip(chunks, counts, strict=True)))

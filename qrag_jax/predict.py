@@ -79,9 +79,7 @@ def _asked(kind: Any, workdir: Path | None, config: ConfigDict, out: Path | None
     if QUESTIONS.value and (asked := kind.listed(QUESTIONS.value)):
         fields = ()
         if out is None:
-            raise InputError(
-                "give the file to write for --questions, for example --out=rewritten.jsonl."
-            )
+            raise InputError("give the file to write, for example --out=rewritten.jsonl.")
     if workdir and scoring.are_others(workdir, config, fields, out) and out:
         asked["search"] = out.with_suffix(".search")
     return asked

@@ -73,8 +73,7 @@ def shown(path: Path, most: int) -> tuple[Data, Data | None]:
     metrics, notes = folder / METRICS_NAME, list[str]()
     if not has_log and (path.is_file() or not metrics.is_file()):
         raise InputError(
-            f"{path} has nothing that can be shown: no {METRICS_NAME}, no {EPISODES_NAME} and no "
-            f"log of an evaluation; {evaluation.GIVE}."
+            f"{path} has no {METRICS_NAME}, {EPISODES_NAME} or evaluation; {evaluation.GIVE}."
         )
     curves = curves_of(read_metrics(metrics)) if metrics.is_file() else []
     if not curves:

@@ -94,8 +94,7 @@ def _plan(folder: Path) -> Plan:
             write_json(path, plan._asdict())
     elif other := [name for name in plan._fields if getattr(plan, name) != getattr(kept, name)]:
         raise InputError(
-            f"{path} has another plan (other {', '.join(other)}); leave the flags out to go on "
-            "with it, or give another --out."
+            f"{path} has another plan ({', '.join(other)}); leave these out, or give another --out."
         )
     return plan
 
@@ -147,9 +146,7 @@ class Plan(NamedTuple):
 def seeds_of(words: Sequence[str]) -> list[int]:
     seeds = [int(word) for word in words if re.fullmatch(r"[0-9]{1,10}", word)]
     if not seeds or len({*seeds}) < len(words) or max(seeds) >= 2**32:
-        raise InputError(
-            f"--seeds={','.join(words)} must be different whole numbers below 2³², such as 42,43."
-        )
+        raise InputError(f"--seeds={','.join(words)} must be different whole numbers below 2³².")
     return seeds
 
 
@@ -160,8 +157,7 @@ def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
         values = (_VALUE.findall(parts[2]) or [""]) if parts else []
         if parts is None or parts[1] in {*sets, "seed"} or len({*values}) < len(values):
             raise InputError(
-                f"--set={word} must be FIELD=VALUE,VALUE, with each field and value once, and "
-                "seeds as --seeds."
+                f"--set={word} must be FIELD=VALUE,VALUE, each once, and seeds --seeds."
             )
         sets[parts[1]] = values
     return sets

@@ -43,9 +43,7 @@ class FewShotConfig:
                 "config.few_shot.bootstrap_questions is below demonstrations; raise it."
             )
         if self.candidates < self.kept:
-            raise InputError(
-                f"config.few_shot.candidates is below config.tries.prompts, {self.kept}; raise it."
-            )
+            raise InputError("config.few_shot.candidates is below config.tries.prompts; raise it.")
 
 
 class Split(NamedTuple):
@@ -211,7 +209,5 @@ def read_few_shot(path: Path, template: str) -> FewShotPrompts:
     with whole_files.reading(path, "remove it, and make the prompts again"):
         prompts = bounded_json.typed(FewShotPrompts, bounded_json.content(path))
     if prompts.template != template:
-        raise InputError(
-            f"{path} is for another prompt ({prompts.template:.60}, not {template}); make it again."
-        )
+        raise InputError(f"{path} is of another prompt than {template}; make it again.")
     return prompts

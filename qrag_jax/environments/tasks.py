@@ -43,9 +43,7 @@ class TasksConfig:
 
     def __post_init__(self) -> None:
         if 0 < self.max_hops < self.min_hops:
-            raise InputError(
-                f"config.tasks.max_hops, {self.max_hops}, is below min_hops; raise it."
-            )
+            raise InputError("config.tasks.max_hops is below min_hops; raise it.")
 
 
 def tasks_of(samples: Iterable[Sample], config: TasksConfig) -> list[ToolTask]:
@@ -56,8 +54,7 @@ def tasks_of(samples: Iterable[Sample], config: TasksConfig) -> list[ToolTask]:
     if not tasks:
         hops = sorted(task.hops for task in every) or [0]
         raise InputError(
-            f"no question has config.tasks.min_hops to max_hops hops; they have {hops[0]} to "
-            f"{hops[-1]}."
+            f"no question has config.tasks.min_hops to max_hops; they have {hops[0]} to {hops[-1]}."
         )
     return tasks
 

@@ -65,8 +65,7 @@ class ToolAgent:
     def __post_init__(self) -> None:
         if taken := [name for name in self._functions if name in TOOLS]:
             raise InputError(
-                f"{tool_functions.PATH} has a function {taken[0]}, which is the name of a tool of "
-                "the agent's; rename it, or begin its name with _."
+                f"{tool_functions.PATH} has a function {taken[0]}, a tool of the agent; rename it."
             )
         self.prompt.check("question", optional=("tools",))
 

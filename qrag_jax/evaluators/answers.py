@@ -65,8 +65,7 @@ def golds_of(path: Path, ids: set[str]) -> dict[str, Gold]:
                 raise InputError(f"{where}: {error}; download the file again") from None
     if missing := sorted(ids - set(golds)):
         raise InputError(
-            f"{path} has no record of {len(missing)} of the log's questions, for example "
-            f"{missing[0]}; give the file that the log's questions are from, or no --data"
+            f"{path} lacks {len(missing)} of the log's questions, as {missing[0]}; give their file"
         )
     return golds
 

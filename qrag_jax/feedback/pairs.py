@@ -186,9 +186,7 @@ class PairsConfig:
 
     def __post_init__(self) -> None:
         if not all(normalised_query(text) for text in self.degenerate):
-            raise InputError(
-                "config.pairs.degenerate has an empty text, which is in every query; leave it out."
-            )
+            raise InputError("config.pairs.degenerate has an empty text; leave it out.")
 
 
 COLUMNS = ("prompt", "chosen", "rejected")  # TRL's

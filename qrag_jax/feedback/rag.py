@@ -87,8 +87,7 @@ class Mixture:
         for name, weight in self.weights.items():
             if not math.isfinite(weight) or weight == 0:
                 raise InputError(
-                    f"config.reward.mixture has the weight {weight} for {name}; use a number that "
-                    "is not 0, or leave it out."
+                    f"config.reward.mixture has the weight {weight} for {name}; give another."
                 )
         if "rouge_l" in self.weights:
             answers.rouge_scorer()
@@ -117,8 +116,7 @@ class Mixture:
         needs = [name for name in self.weights if name in _OF_GOLD_PASSAGES]
         if needs and not gold.relevant:
             raise InputError(
-                f"question {gold.id} has no gold passages, which the reward {needs[0]} needs; give "
-                "data with gold passages, or leave out this reward."
+                f"question {gold.id} has no gold passages; leave out the reward {needs[0]}."
             )
 
     def score(

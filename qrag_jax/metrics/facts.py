@@ -103,9 +103,7 @@ Filter = Callable[[Row], Row]
 def qvalue(row: Row, threshold: float) -> Row:
     """The chunks before the first step whose Q is at most `threshold`."""
     if len(row.q_values) != len(row.pred_idx):
-        raise InputError(
-            f"sample {row.id} lacks Q values of chunks; give a log of play, not a filtered one"
-        )
+        raise InputError(f"sample {row.id} lacks Q values; give a log that is not filtered")
     stops = (step for step, q in enumerate(row.q_values) if q <= threshold)
     return _keep(row, range(next(stops, len(row.pred_idx))))
 

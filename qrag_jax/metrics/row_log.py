@@ -59,9 +59,7 @@ class RowLog(Generic[R]):
             with path.open("rb") as file:
                 yield from (row for row, _ in self._rows(file, path))
         except OSError as error:
-            raise InputError(
-                f"{path} cannot be read ({error.strerror}); give a log of {self.name}."
-            ) from None
+            raise InputError(f"{path} cannot be read ({error.strerror}); give a log.") from None
 
     def _rows(self, file: BinaryIO, path: Path) -> Iterator[tuple[R, int]]:
         """The rows of whole lines, and how many bytes each has."""

@@ -42,9 +42,7 @@ def tune(
     parts, report = _parts(log, test_log)
     (held_out, (_, tuned)), (test, (_, tested)) = parts.items()
     if not any(row.pred_idx for row in tuned):
-        raise InputError(
-            f"{log} holds no chunk taken ('pred_idx'); give the log of play without stopping"
-        )
+        raise InputError(f"{log} holds no chunk taken ('pred_idx'); give another log")
     longest = max(len(row.pred_idx) for row in (*tuned, *tested))
     steps = sorted({*(budgets or range(1, longest + 1))})
     thresholds, swept = sweep_thresholds(tuned)
@@ -110,9 +108,7 @@ def _parts(log: Path, test: Path | None) -> tuple[dict[str, tuple[Path, list[Row
     if test is not None:
         other = _played(test)
         if test.samefile(log) or other == rows:
-            raise InputError(
-                f"--log={log} and --test={test} hold the same rows; leave --test out to split them"
-            )
+            raise InputError(f"--log and --test={test} hold the same rows; leave --test out")
         return {"held-out log": (log, rows), "test log": (test, other)}, []
     halves = [[row for row in rows if half(row.id) == side] for side in (0, 1)]
     if not all(halves):
@@ -129,9 +125,7 @@ def _played(log: Path) -> list[Row]:
     if read_record(log).get("filters"):
         raise InputError(f"{log} is a filtered log; give the log that it was made from")
     if lacking := next((row for row in rows if len(row.q_values) != len(row.pred_idx)), None):
-        raise InputError(
-            f"{log}: sample {lacking.id} lacks 'q_values'; give the log of a retriever's play"
-        )
+        raise InputError(f"{log}: {lacking.id} lacks 'q_values'; give a log of play")
     return rows
 
 

@@ -72,8 +72,7 @@ class Rules:
                 raise InputError(f"{name} is {value}; it must be at least 1.")
         if self.per_step > 1 and self.search.beam > 1:
             raise InputError(
-                f"per_step is {self.per_step} and beam {self.search.beam}; a beam finds one "
-                "passage at each step, so set one of them to 1."
+                f"per_step is {self.per_step} and beam {self.search.beam}; set one of them to 1."
             )
 
     @classmethod
@@ -214,8 +213,7 @@ class MultiStepSearch:
         limits = [steps] * count if isinstance(steps, int) else [*map(int, steps)]
         if len(limits) != count or not all(1 <= limit <= most for limit in limits):
             raise InputError(
-                f"steps is {steps}; this retriever was trained on {most} steps, so give 1 to "
-                f"{most}, one number for all questions or one for each."
+                f"steps is {steps}; give 1 to {most}, as in training, for all or for each."
             )
         size = max(_STATES // self.rules.search.beam, 1)
         hits = []

@@ -111,8 +111,7 @@ def read_rows(folder: Path, config: RetrieverConfig) -> tuple[TextTokenizer, Row
         ids = tokenizer.backend.encode("", add_special_tokens=True).ids
         if ids[-1:] != [config.separator_id]:
             raise InputError(
-                f"{tower.folder}/tokenizer.json: rows do not end with the token "
-                f"{config.separator_id} (field separator_id); {EXPORT}."
+                f"{tower.folder}/tokenizer.json: rows do not end with separator_id; {EXPORT}."
             )
         tokenizers.append(tokenizer)
         openings.append(tuple(ids[:-1]))
@@ -162,8 +161,7 @@ class TorchTower:
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = str(error).strip().split("\n")[0]
             raise InputError(
-                f"{folder}: sentence-transformers cannot read the tower ({reason}); export the run "
-                "again."
+                f"{folder}: sentence-transformers cannot read it ({reason}); export the run again."
             ) from None
         self._pad_id = pad_id
 

@@ -132,9 +132,7 @@ def _written(folder: Path, data: Records, dev: Records) -> str:
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         path = folder / f"{name}.jsonl"
         if has_begun(folder.parent) and (not path.exists() or path.read_text("utf-8") != lines):
-            raise InputError(
-                f"{folder.parent} began with other questions; give it those, or another workdir."
-            )
+            raise InputError(f"{folder.parent} has other questions; give another workdir.")
         with writing(folder, "workdir"):
             write_whole(path, lines)
     return str(folder)

@@ -112,10 +112,7 @@ def given_experiment(holder: flags.FlagHolder | flags.Flag) -> ml_collections.Co
     except OSError as error:
         path = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]
         if not Path(path).exists():
-            raise InputError(
-                f"--config: the file cannot be loaded, since {path} is not there; "
-                f"{own_code.instead(path)}"
-            ) from None
+            raise InputError(f"--config: {path} is not there; {own_code.instead(path)}") from None
         reason = str(error).strip().split("\n")[-1].strip()
         raise InputError(f"--config: the file cannot be loaded ({reason}).") from None
     if config is None:
@@ -196,9 +193,7 @@ def define(
     """
     folder, file = argument(argv, "workdir"), argument(argv, "eval_config")
     if or_experiment and folder is not None and argument(argv, "config") is not None:
-        raise InputError(
-            "--workdir has a config; leave out --config=FILE, or give --config.FIELD=VALUE."
-        )
+        raise InputError("--workdir has a config; leave out --config=FILE.")
     flags.DEFINE_string("workdir", None, "Folder of a trained run.")
     flags.DEFINE_enum("checkpoint", checkpoints[0], [*checkpoints], "Which checkpoint.")
     if or_experiment and folder is None:
@@ -222,8 +217,7 @@ def define(
     elif not _is_ours(system) or (command and command not in config_of(system).COMMANDS):
         known = takers("COMMANDS", command) if command else [*registry.SYSTEMS]
         raise InputError(
-            f"{folder} is a run of {system}, which qrag {command} does not take; give a run of "
-            f"{' or '.join(known)}."
+            f"{folder} is a run of {system}; qrag {command} takes one of {' or '.join(known)}."
         )
     if file:
         _replace_fields(config, file)

@@ -90,9 +90,7 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         if self.corpus and self.index:
-            raise InputError(
-                "config.search.corpus and config.search.index are both given; leave one empty."
-            )
+            raise InputError("config.search.corpus and search.index are both given; empty one.")
 
     @property
     def words(self) -> BM25Config:
@@ -161,8 +159,7 @@ def open_search(
     encoder = config.plain_encoder
     if encoder is None and config.engine not in (LEXICAL, *OF_WORDS):
         raise InputError(
-            f"config.search.engine {config.engine!r} compares vectors; give config.search.encoder, "
-            "or use bm25."
+            f"config.search.engine {config.engine!r} needs config.search.encoder; name it."
         )
     tower = None if encoder is None or config.index else encoder.passages
     where = indexed(config, passages, folder, tower, begun=begun)
@@ -208,8 +205,7 @@ def indexed(
         where = index_folder.version(Path(config.index).expanduser())
         if not (where / CORPUS / corpus.NAME).is_file():
             raise InputError(
-                f"config.search.index is {config.index}, which holds no index; build one there "
-                "with qrag index."
+                f"config.search.index, {config.index}, holds no index; build one with qrag index."
             )
         return where
     source: Path | None = None

@@ -105,17 +105,13 @@ def token_inputs(
 
     def known() -> Iterable[str]:
         if texts is None and script is None:
-            raise InputError(
-                "config.model.path is empty, and a tiny model is for scripted questions; name one."
-            )
+            raise InputError("config.model.path is empty; name one, or script the questions.")
         return spoken(script.talks(config, agent)) if texts is None else texts()
 
     platform, room = Platform.of(mesh), config.sampling.room
     model = prepare_language_model(config.model, workdir, known, config.seed, platform=platform)
     if room > (positions := model.model.max_positions):
-        raise InputError(
-            f"config.sampling.room is {room}, above the {positions} of {model.folder}; lower it."
-        )
+        raise InputError(f"config.sampling.room {room} is above {positions} positions; lower it.")
     scaffold = scaffold_of(model.tokenizer, thinking=config.thinking)
     more = sampled or turn
     longest = max((*train, *dev, *test), key=lambda task: len(task.question.encode()))

@@ -190,8 +190,7 @@ def version_here() -> str:
     version = installed.version if installed else "none"
     if version.split(".")[:2] != ["0", "4"]:
         raise Refused(
-            f"the Python of config.env.python has verifiers {version}; install {_WANTED} there, or "
-            "name another"
+            f"the Python of config.env.python has verifiers {version}; install {_WANTED} there"
         )
     return version
 
@@ -208,8 +207,7 @@ def _opened(link: Link, asked: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         raise
     except Exception as error:
         raise Refused(
-            f"the environment {asked['id']!r} cannot be opened ({reason(error)}); mend it, or its "
-            "config.env.arguments"
+            f"the environment {asked['id']!r} cannot be opened ({reason(error)}); mend it"
         ) from error
 
 

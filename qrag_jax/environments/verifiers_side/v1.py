@@ -55,8 +55,7 @@ def _loaded(asked: Mapping[str, Any]) -> tuple[Any, str]:
         loaders.taskset_class(name)
     except (AttributeError, TypeError, ValueError):
         raise Refused(
-            f"the package {module_name} exports no Taskset, or several; name a package whose "
-            "__all__ has one"
+            f"the package {module_name} exports no Taskset, or several, in __all__; name another"
         ) from None
     if asked["harness"] == "direct":
         sys.modules[_DIRECT] = sys.modules[__name__]

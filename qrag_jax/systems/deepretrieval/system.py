@@ -99,9 +99,7 @@ def load_inputs(
     library: libraries.SearchLibrary
     if config.search.engine == REMOTE:
         if trains and (count := jax.process_count()) > 1:
-            raise InputError(
-                f"config.search.engine {REMOTE!r} is for one host, not {count}; start one process."
-            )
+            raise InputError(f"config.search.engine {REMOTE!r} is for one host; start one.")
         library = libraries.RemoteLibrary(pubmed.RemoteEngine(config.engine))
         data["search"] = library.engine.digest
     elif listed is not None:
@@ -132,9 +130,7 @@ def load_inputs(
     evaluated = {(task.collection, task.question) for task in (*parts["dev"], *parts["test"])}
     left = [task for task in parts["train"] if (task.collection, task.question) not in evaluated]
     if parts["train"] and not left:
-        raise InputError(
-            "all of config.queries.train is in config.queries.dev or test; name other parts."
-        )
+        raise InputError("all of config.queries.train is in dev or test; name other parts.")
     parts["train"] = left[: config.queries.most or len(left)]
     for task in (*parts["train"], *parts["dev"]):
         rewrite.RewriteReward(config.reward).check(task)
@@ -206,8 +202,7 @@ class _Asked:
         count = self.config.queries.held_out
         if len(train) <= count:
             raise InputError(
-                f"config.queries.held_out is {count}, and config.queries.train has {len(train)}; "
-                "lower it, or name others in config.queries.dev."
+                f"config.queries.held_out is {count} of {len(train)} queries in train; lower it."
             )
         order = np.random.default_rng(self.config.seed).permutation(len(train))
         held = {*order[:count].tolist()}
@@ -251,9 +246,7 @@ class _Asked:
         """What is searched, by the names of the collections; what is made is in a folder's."""
         search, opened = self.config.search, dict[str, libraries.CorpusLibrary]()
         if "" in named - {*self.corpora}:
-            raise InputError(
-                "queries in rows need documents; give config.search.corpus or search.index."
-            )
+            raise InputError("queries in rows need config.search.corpus or index; give one.")
         for name in sorted(named):
             settings = search
             if name:

@@ -607,8 +607,7 @@ def _kept(path: str, train: Sequence[Sample]) -> tuple[Sequence[int], dict[str, 
     if lacking or not numbers:
         why = f"lacks the training question {lacking[0][0]}" if lacking else "keeps no question"
         raise InputError(
-            f"{field} is {path}, which {why}; give qrag filter_data again, for these data, or with "
-            "a lower --least_std."
+            f"{field} is {path}, which {why}; give qrag filter_data again, or a lower --least_std."
         )
     log(f"{len(numbers)} of {len(train)} training questions are kept by {path}")
     kept = json.dumps([names[n] for n in numbers])
@@ -691,9 +690,7 @@ def _chat_text(config: HarrConfig, thinks: bool | None) -> Callable[[prompts.Mes
     assert llm is not None
     tokenizer = llm.tokenizer or (llm.server.model if llm.server is not None else "")
     if not tokenizer:
-        raise InputError(
-            "the search_r1 agent needs the model's chat template; give config.llm.tokenizer."
-        )
+        raise InputError("search_r1 needs a chat template; give config.llm.tokenizer.")
     return generation.chat_template(tokenizer, thinks).opened
 
 

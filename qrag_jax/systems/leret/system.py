@@ -200,8 +200,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
                 fix = "config.sampling.room, or give config.pairs.path with others"
             long = self._lessons.too_long
             raise InputError(
-                f"there is nothing to learn from for the stage {plan.kind} ({long} prompts are too "
-                f"long); raise {fix}, or leave the stage out."
+                f"the stage {plan.kind} has no lesson ({long} prompts are too long); raise {fix}."
             )
         # The shape depends on the tries, and not on when the run was begun.
         members = len(lessons[0].queries)

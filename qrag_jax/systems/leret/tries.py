@@ -219,9 +219,7 @@ class Trying:
             prompts = few_shot.read_few_shot(path, prompts.template)
         for number in range(len(prompts.rounds) + 1, config.rounds + 1):
             if play is None:
-                raise InputError(
-                    f"{path} is not finished, and its weights are gone; begin a new --workdir."
-                )
+                raise InputError(f"{path} is unfinished, its weights gone; begin a new --workdir.")
             log(
                 f"examples, round {number}: {config.bootstrap_questions} questions, then "
                 f"{config.candidates} prompts on {config.rank_questions} others"
@@ -289,8 +287,7 @@ class Trying:
             if missing := parts[whole:]:
                 if play is None:
                     raise InputError(
-                        f"{path} lacks tries; train on, or where their weights are gone, bring the "
-                        "file back, or begin a new --workdir."
+                        f"{path} lacks tries; train on, bring it back, or begin a new --workdir."
                     )
                 kept = f", {len(tries)} are kept" if tries else ""
                 log(f"iteration {number}, hop {hop}: {ends[-1]} tries at {len(now)} states{kept}")

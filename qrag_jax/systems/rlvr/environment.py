@@ -72,8 +72,7 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh, **_: Any) ->
     env = config.env
     if jax.process_count() > 1:
         raise InputError(
-            f"config.env.verifiers is {env.verifiers!r}, which is played by one host, and there "
-            f"are {jax.process_count()}; give one."
+            f"config.env.verifiers is for one host, not {jax.process_count()}; start one."
         )
     fields = {
         "id": env.verifiers,
@@ -95,9 +94,7 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh, **_: Any) ->
         try:
             about = process.start(lambda: None)
         except environment_play.ProcessLost as lost:
-            raise InputError(
-                f"the environment {env.verifiers!r} cannot be opened: {lost}; mend it."
-            ) from None
+            raise InputError(f"config.env.verifiers={env.verifiers}: {lost}; mend it.") from None
         train, dev = ([_task(number, about) for number in part] for part in _split(env, about))
         log(
             f"environment {env.verifiers} by verifiers {about.version}, in a process of "
@@ -146,8 +143,7 @@ def _check_prompts(
             tokens = len(renderer.opening(messages, [])) if messages else 0
         except InputError as lost:
             raise InputError(
-                f"task {number} of the environment {config.env.verifiers!r} cannot be shown to the "
-                f"model: {lost}."
+                f"task {number} of config.env.verifiers cannot be shown to the model: {lost}."
             ) from None
         if tokens >= config.sampling.room:
             raise InputError(
