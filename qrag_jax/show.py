@@ -123,9 +123,7 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
         notes.append(f"Shown are {most} of {len(rows)} episodes, spread evenly.")
         rows = [rows[at] for at in evaluation.spread(len(rows), most)]
     if further := sorted({*evaluation.logs_of(path)} - {log, early}):
-        notes.append(
-            f"Not shown: {len(further)} other logs, such as {further[0]}; use qrag show FILE."
-        )
+        notes.append(f"Not shown: {len(further)} other logs (qrag show FILE), as {further[0]}.")
     # The record next to a log says what it was made with, by names with dots or as a section.
     recorded = config_fields.flat(read_record(log)).items()
     settings |= {n.removeprefix("config."): v for n, v in recorded if n.startswith("config.")}

@@ -253,14 +253,10 @@ def table(summary: dict[str, Any]) -> str:
     for other, differs in summary["gains"].items():
         differences = [f"{name} {interval_text(gain, sign=True)}" for name, gain in differs.items()]
         text.append(f"trained - {other.replace('_', ' ')}: {', '.join(differences)}")
-    text.append(
-        f"{summary['samples']} questions, {summary['checkpoint']} checkpoint of step "
-        f"{summary['step']}"
-    )
+    text.append("{samples} questions, {checkpoint} checkpoint of step {step}".format_map(summary))
     if summary["best_is_untrained"]:
         text.append(
-            "best = untrained: the best checkpoint is that of step 0; --checkpoint=last scores the "
-            "trained weights"
+            "best = untrained: the best checkpoint is of step 0; --checkpoint=last is trained"
         )
     return "\n".join(text)
 

@@ -86,9 +86,7 @@ def tune(
         text = ", ".join(f"{name} {interval_text(gain, sign=True)}" for name, gain in differences)
         report.append(f"{test}: {labels['threshold']} - {labels[other]}: {text}")
     if shared := len({row.id for row in tuned} & {row.id for row in tested}):
-        report.append(
-            f"note: {shared} ids are in both logs; a threshold is best tuned on other questions"
-        )
+        report.append(f"note: {shared} ids are in both logs; tune on other questions")
     folder = out or log.parent
     picture, path = folder / "stopping.png", folder / REPORT
     title = f"{objective} is highest at Q = {threshold:.4g} ({len(tuned)} questions)"

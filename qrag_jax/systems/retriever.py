@@ -320,8 +320,7 @@ class Retriever:
         self.check(asked)
         if cut := len(self.engine.cut(asked)):
             warnings.warn(
-                f"{cut} of {len(asked)} questions are longer than the encoder reads and were cut",
-                stacklevel=2,
+                f"{cut} of {len(asked)} questions are too long, and were cut", stacklevel=2
             )
         rules = {"beam": beam, "threshold": threshold}
         with self._lock:

@@ -338,9 +338,7 @@ class Rlvr(ToolSystem):
         if functions := inputs.functions:
             self.provenance[tool_functions.PATH] = f"{config.tools.path} {functions.digest}"
             names = ", ".join(schema["function"]["name"] for schema in functions.schemas)
-            log(
-                f"tools of {config.tools.path}, in a process of its own, without a sandbox: {names}"
-            )
+            log(f"tools of {config.tools.path}, in a process without a sandbox: {names}")
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
             f"{self.train.eval_every} steps; {self.steps}, a step of grpo by "
