@@ -408,10 +408,9 @@ PREDICTIONS = RowLog("tokens", Prediction)
 
 def scored_episodes(path: Path) -> list[Prediction]:
     """The episodes of a file, with what scores need alone: files of all tokens are large."""
-
-    def scored(row: Prediction) -> Prediction:
+    rows = list[Prediction]()
+    for row in PREDICTIONS.each(path):
         kept = {name: row.trajectory[name] for name in ("status", "parts")}
         kept["facts"] = {"tally": row.trajectory["facts"]["tally"]}
-        return dataclasses.replace(row, turns=[], trajectory=kept)
-
-    return [scored(row) for row in PREDICTIONS.each(path)]
+        rows.append(dataclasses.replace(row, turns=[], trajectory=kept))
+    return rows

@@ -205,11 +205,9 @@ class _Asked:
                 f"config.queries.held_out is {count} of {len(train)} queries in train; lower it."
             )
         order = np.random.default_rng(self.config.seed).permutation(len(train))
-        held = {*order[:count].tolist()}
-        sides: tuple[list[Sample], list[Sample]] = [], []
-        for number, query in enumerate(train):
-            sides[number in held].append(query)
-        return sides
+        both = sorted(order[count:].tolist()), sorted(order[:count].tolist())
+        left, held = ([train[number] for number in numbers] for numbers in both)
+        return left, held
 
     def read(self, text: str, part_made: str) -> list[Sample]:
         """The queries of a dataset string; ids need be unique within each of its parts alone."""

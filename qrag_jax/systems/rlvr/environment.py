@@ -203,20 +203,19 @@ class EnvironmentRlvr(ToolSystem):
     def _environments(self) -> dict[bool, environment_play.EnvironmentPlay]:
         """By whether the likeliest tokens are sampled."""
         config, inputs, env = self.config, self.inputs, self.config.env
-        plays = {}
-        for greedy in (False, True):
-            settings = environment_play.PlaySettings(
-                turn=config.tools.turn_tokens,
-                room=config.sampling.room,
-                tokens=env.max_tokens,
-                temperature=None if greedy else config.sampling.temperature,
-                seconds=env.seconds,
-                attempts=config.tools.attempts,
-                side_by_side=env.side_by_side,
-                renderer=inputs.renderer,
-            )
-            plays[greedy] = environment_play.EnvironmentPlay(inputs.process, settings, self.counts)
-        return plays
+        drawn = environment_play.PlaySettings(
+            turn=config.tools.turn_tokens,
+            room=config.sampling.room,
+            tokens=env.max_tokens,
+            temperature=config.sampling.temperature,
+            seconds=env.seconds,
+            attempts=config.tools.attempts,
+            side_by_side=env.side_by_side,
+            renderer=inputs.renderer,
+        )
+        ways = {False: drawn, True: dataclasses.replace(drawn, temperature=None)}
+        kind, process = environment_play.EnvironmentPlay, inputs.process
+        return {greedy: kind(process, how, self.counts) for greedy, how in ways.items()}
 
     def trajectory(
         self, episode: Episode, of: tuple[int, int], task: EnvironmentTask, *more: Any
