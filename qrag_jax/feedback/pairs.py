@@ -285,9 +285,8 @@ def check_found(tries: Sequence[Try]) -> None:
     scored = [t for t in tries if t.scored]
     if scored and all(t.scores[RECALL] == 0 for t in scored):
         raise InputError(
-            f"none of {len(scored)} tries with a score found a gold page; see whether the corpus "
-            "(config.search.index) and the gold pages of the questions (config.search.gold_by) "
-            "belong together, or let the model learn from demonstrations first."
+            f"none of {len(scored)} tries found a gold page; see whether config.search.index and "
+            "config.search.gold_by fit the questions, or let the model learn from demonstrations."
         )
 
 
@@ -295,7 +294,6 @@ def check_pairs(states: Sequence[StatePairs]) -> None:
     """Refuses tries from which no preference can be learned."""
     if not any(s.reason == PAIRED for s in states):
         raise InputError(
-            f"no state of {len(states)} has pairs ({_reasons(states)}); where all tries are worth "
-            "the same, raise config.sampling.temperature, or take more samples or other questions; "
-            "else see which queries config.pairs.degenerate drops, or are empty or too long."
+            f"no state of {len(states)} has pairs ({_reasons(states)}); raise "
+            "config.sampling.temperature, take more samples, or see config.pairs.degenerate."
         )

@@ -238,8 +238,7 @@ class CorpusWriter:
                     where = f"{self.folder}: the passages {both[0]} and {both[1]}, counted from 0,"
                     raise InputError(
                         f"{' and '.join(places(both)) if places else where} both have the id "
-                        f"{name!r}; give each its own, or leave one out, and write the corpus "
-                        "again from its beginning."
+                        f"{name!r}; give each its own, and write the corpus from its beginning."
                     )
         manifest = Manifest(CORPUS, self._digest.hexdigest(), self._count)
         write_manifest(self.folder, manifest, [self.folder / LINES, self.folder / INDEX])

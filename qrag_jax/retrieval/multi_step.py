@@ -62,10 +62,8 @@ class Rules:
     def __post_init__(self) -> None:
         if self.placement is not None and self.placement.kind == "random_published":
             raise InputError(
-                "the retriever was trained with the positions random_published, which differ for "
-                "every question and exist for documents of up to 2,000 chunks only, so no index "
-                "can be searched with them; train with config.env.positions=none, which any engine "
-                "searches, or with relative or absolute, for which every step reads all vectors."
+                "the positions random_published differ for every question, so no index can be "
+                "searched with them; train with config.env.positions=none, relative or absolute."
             )
         for name, value in (("beam", self.search.beam), ("per_step", self.per_step)):
             if value < 1:

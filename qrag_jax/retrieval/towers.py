@@ -52,9 +52,8 @@ class RowForm:
         room = self.state_tokens - len(self.state_opening) - 1 - others
         if room < 1:
             raise InputError(
-                f"states of {self.max_chunks} chunks of {self.max_chunk_tokens_in_state} tokens "
-                f"leave no room for a question in the {self.state_tokens} tokens of the state "
-                "tower; lower max_chunk_tokens_in_state or max_steps."
+                f"states of {self.max_chunks} chunks leave no room for a question in "
+                f"{self.state_tokens} tokens; lower max_chunk_tokens_in_state or max_steps."
             )
         return min(self.max_question_tokens, room)
 
@@ -226,7 +225,6 @@ class EndpointTower:
                 if np.allclose(lengths, length, rtol=_NEAR, atol=0):
                     return vectors * np.float32(factor)
         raise InputError(
-            f"{where} gives vectors of {vectors.shape[1]} numbers and the length {lengths[0]:.3g}, "
-            f"but the tower's have {self._width} and the length {self._scale:.3g}; serve the "
-            "exported tower with its pooling and normalisation."
+            f"{where} gives vectors of {vectors.shape[1]} and the length {lengths[0]:.3g}, not of "
+            f"{self._width} and {self._scale:.3g}; serve the exported tower with its modules."
         )

@@ -75,9 +75,8 @@ def imported(name: str, module: str) -> ModuleType:
         return importlib.import_module(module)
     except Exception as error:
         raise Refused(
-            f"config.env.verifiers is {name!r}, whose package {module} the Python of "
-            f"config.env.python cannot import ({reason(error)}); install it there with what it "
-            "needs, or mend it"
+            f"config.env.verifiers is {name!r}, but config.env.python cannot import {module} "
+            f"({reason(error)}); install it there, or mend it"
         ) from error
 
 

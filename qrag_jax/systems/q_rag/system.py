@@ -411,8 +411,7 @@ def _check_facts(loaded: LoadedSamples, field: str, other: str) -> None:
     if without := [sample for sample in _read(loaded) if not sample.support]:
         raise InputError(
             f"{field}, which needs supporting facts, and {len(without)} questions, such as "
-            f"{without[0].id} of {without[0].source}, name none (field 'support'); give them, or "
-            f"{other}."
+            f"{without[0].id} of {without[0].source}, have no 'support'; give it, or {other}."
         )
 
 

@@ -147,9 +147,8 @@ def _check_prompts(
             ) from None
         if tokens >= config.sampling.room:
             raise InputError(
-                f"the first prompt of task {number} of {config.env.verifiers!r} has {tokens} "
-                f"tokens, and config.sampling.room is {config.sampling.room}; raise it, up to the "
-                "model's positions."
+                f"the first prompt of task {number} has {tokens} tokens, and config.sampling.room "
+                f"is {config.sampling.room}; raise it, up to the model's positions."
             )
 
 
