@@ -101,9 +101,7 @@ class Mixture:
             try:
                 weight = float(number) if equals else 1.0
             except ValueError:
-                raise InputError(
-                    f"config.reward.mixture has {part!r}; write NAME=NUMBER, such as f1=1."
-                ) from None
+                raise InputError(f"config.reward.mixture has {part!r}; write NAME=NUMBER") from None
             if name in weights:
                 raise InputError(f"config.reward.mixture has {name} twice; add its weights up.")
             weights[name] = weight

@@ -216,9 +216,7 @@ def read_retrievals(path: Path, *, needs_facts: bool = True) -> list[Row]:
         raise InputError(f"{path} holds no row; give a log of `qrag evaluate`.")
     for number, row in enumerate(rows, start=1):
         if needs_facts and not row.sf_idx:
-            raise InputError(
-                f"{path}, line {number}: 'sf_idx' is empty; give a log of questions with facts."
-            )
+            raise InputError(f"{path}, line {number}: 'sf_idx' is empty; facts are needed.")
     return rows
 
 

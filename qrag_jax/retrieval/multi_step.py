@@ -210,9 +210,7 @@ class MultiStepSearch:
         steps = most if steps is None else steps
         limits = [steps] * count if isinstance(steps, int) else [*map(int, steps)]
         if len(limits) != count or not all(1 <= limit <= most for limit in limits):
-            raise InputError(
-                f"steps is {steps}; give 1 to {most}, as in training, for all or for each."
-            )
+            raise InputError(f"steps is {steps}; give 1 to {most}, for all or for each.")
         size = max(_STATES // self.rules.search.beam, 1)
         hits = []
         for first in range(0, len(questions), size):

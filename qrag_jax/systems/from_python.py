@@ -112,9 +112,7 @@ def evaluate(
     folder = Path(workdir)
     config = load_config(folder / CONFIG_NAME)
     if config.system not in systems.SYSTEMS:
-        raise InputError(
-            f"{folder} is a run of {config.system}; score it by qrag evaluate --system=FILE."
-        )
+        raise InputError(f"{folder} is of {config.system}; use qrag evaluate --system=FILE.")
     config = run_flags.with_fields(config, _words(fields))
     options = ScoreOptions(checkpoint, samples, out=Path(out) if out else None)
     with writing(options.out or folder / "eval", "out"):

@@ -169,9 +169,7 @@ def _found(episode: Any) -> dict[str, Any]:
     for name, reward in trace.rewards.items():
         if reward is None or not math.isfinite(reward.value):
             score = None if reward is None else reward.score
-            raise EpisodeFailed(
-                "no_number", f"the rubric's {name} gives {score!r}, which is no number"
-            )
+            raise EpisodeFailed("no_number", f"the rubric's {name} gives {score!r}, no number")
     parts = {name: float(reward.score) for name, reward in trace.rewards.items()}
     parts |= {
         name: float(value)

@@ -201,9 +201,7 @@ class _Asked:
         """The queries that are learned from, and those that choose the best checkpoint."""
         count = self.config.queries.held_out
         if len(train) <= count:
-            raise InputError(
-                f"config.queries.held_out is {count} of {len(train)} queries in train; lower it."
-            )
+            raise InputError(f"config.queries.held_out is {count} of {len(train)}; lower it.")
         order = np.random.default_rng(self.config.seed).permutation(len(train))
         both = sorted(order[count:].tolist()), sorted(order[:count].tolist())
         left, held = ([train[number] for number in numbers] for numbers in both)

@@ -71,9 +71,7 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh, **_: Any) ->
     """Starts the process, prepares the model, and looks at the first prompts."""
     env = config.env
     if jax.process_count() > 1:
-        raise InputError(
-            f"config.env.verifiers is for one host, not {jax.process_count()}; start one."
-        )
+        raise InputError(f"config.env.verifiers is for one host, not {jax.process_count()}.")
     fields = {
         "id": env.verifiers,
         "arguments": env.given(),
@@ -124,10 +122,7 @@ def _split(env: EnvironmentConfig, about: environment_play.About) -> tuple[range
     """Tasks to train and to score: some of them are held out."""
     count = min(about.tasks, env.tasks or about.tasks)
     if not count:
-        raise InputError(
-            f"the environment {env.verifiers!r} has no tasks to train on; name another, or give "
-            "config.env.arguments by which it has."
-        )
+        raise InputError(f"config.env.verifiers: {env.verifiers} has no tasks; name another.")
     if count == 1:
         log("the environment has one task; it is trained on and scored")
         return range(1), range(1)
