@@ -32,7 +32,9 @@ CASES = {
     "bm25": ("search", "bm25_cases", "bm25s"),
     "index": ("search", "index_cases", "sentence_transformers"),
     "server": ("serving", "server_cases", "faiss sentence_transformers fastapi"),
+    "million": ("million", "million_cases", "faiss bm25s"),
 }
+LONG = ("million",)  # cases that take an hour, and run only by name
 
 
 def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
@@ -43,7 +45,7 @@ def run(quick: bool, only: Sequence[str] = ()) -> list[Case]:
     """
     if unknown := [name for name in only if name not in CASES]:
         raise InputError(f"--only={unknown[0]}: the cases are {', '.join(CASES)}.")
-    chosen = [name for name in CASES if not only or name in only]
+    chosen = [name for name in CASES if name in (only or set(CASES).difference(LONG))]
     wanted = {"torch", *(package for name in chosen for package in CASES[name][2].split())}
     if missing := [module for module in sorted(wanted) if importlib.util.find_spec(module) is None]:
         raise InputError(f"the suite speed needs {missing[0]}: pip install --group test.")

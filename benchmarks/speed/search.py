@@ -186,22 +186,15 @@ class Towers(NamedTuple):
 
 
 @cache
-def towers_of(setting: Setting) -> Towers:
-    """Two untrained towers of four steps as `qrag export` writes them, and their index.
+def export_of(setting: Setting) -> Path:
+    """Two untrained towers of four steps as `qrag export` writes them.
 
     Raises:
         InputError: MiniLM cannot be had.
     """
-    quick, folder = setting.quick, setting.folder
-    texts = texts_of(setting, 60 if quick else 2_000, 16 if quick else 1_000)
-    corpus, model = folder / "corpus.jsonl", find_minilm()
-    names = ("id", "title", "text")
-    lines = (
-        json.dumps(dict(zip(names, (p.name, p.title, p.text), strict=True))) for p in texts.passages
-    )
-    corpus.write_text("".join(f"{line}\n" for line in lines))
-    if quick:
-        model, every = folder / "small", (passage.whole for passage in texts.passages)
+    folder, model = setting.folder, find_minilm()
+    if setting.quick:
+        model, every = folder / "small", (p.whole for p in texts_of(setting, 60, 16).passages)
         make_scratch_folder(model, every, ScratchConfig(1, 32, 2, 500, 512), 0)
     if model is None:
         raise InputError("all-MiniLM-L6-v2 was found nowhere; the searches need it.")
@@ -216,6 +209,20 @@ def towers_of(setting: Setting) -> Towers:
     for name in q_rag_run.TOWERS:
         q_rag_run.write_tower(run.loaded, name, form, run.untrained(), export / name)
     q_rag_run.retriever_config(run, run.untrained(), export, None).write(export)
+    return export
+
+
+@cache
+def towers_of(setting: Setting) -> Towers:
+    """The towers of `export_of`, and their index."""
+    folder, export = setting.folder, export_of(setting)
+    texts = texts_of(setting, *((60, 16) if setting.quick else (2_000, 1_000)))
+    corpus = folder / "corpus.jsonl"
+    names = ("id", "title", "text")
+    lines = (
+        json.dumps(dict(zip(names, (p.name, p.title, p.text), strict=True))) for p in texts.passages
+    )
+    corpus.write_text("".join(f"{line}\n" for line in lines))
     index_corpus(corpus, folder / "index", _encoder(setting, export))
     return Towers(export, folder / "index", corpus, texts)
 

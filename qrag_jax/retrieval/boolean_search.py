@@ -17,20 +17,26 @@ from __future__ import annotations
 
 import array
 import bisect
+import dataclasses
+import json
 import re
 import unicodedata
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.bm25 import BM25Index, Words
+from qrag_jax.retrieval.index_folder import BOOLEAN, NAME, Manifest, read_manifest, write_manifest
 from qrag_jax.retrieval.protocol import Hits, Queries, Where, as_hits, best
+from qrag_jax.runtime.whole_files import reason, replacing, write_whole
 
 AND, OR, NOT, LEAF, FIELD = "AND", "OR", "NOT", "leaf", "field"
 _OPENING = (LEAF, NOT, "(")  # kinds that an operand begins with
+_ARRAYS, _FORMS = ("passages", "places", "ends", "words"), "forms.json"
 DEEPEST = 50  # NOTs and parentheses within each other; the reader calls itself for each
 _QUOTES = '"\u201c\u201d\u201e\u201f'
 # Each alternative goes on for one class of characters, so that nothing is read twice.
@@ -171,10 +177,37 @@ class BooleanIndex:
     Args:
         ranking: its corpus is read once. At the end, memory holds 40 bytes for each occurrence. A
             KeyError is a word that the index lacks: another version of PyStemmer has built it.
+        folder: keeps the arrays, which later processes map; None: nothing is kept.
     """
 
-    def __init__(self, ranking: BM25Index) -> None:
+    def __init__(self, ranking: BM25Index, folder: Path | None = None) -> None:
         self.corpus, self.config, self._ranking = ranking.corpus, ranking.config, ranking
+        settings = {"words": dataclasses.asdict(self.config)}
+        if folder is not None and (folder / NAME).is_file():
+            manifest = read_manifest(folder, engine=BOOLEAN)
+            if (manifest.corpus, manifest.settings) == (self.corpus.digest, settings):
+                self._passages, self._places, self._ends, self._words = (
+                    np.load(folder / f"{name}.npy", mmap_mode="r") for name in _ARRAYS
+                )
+                self._forms = json.loads((folder / _FORMS).read_text(encoding="utf-8"))
+                return
+        self._read()
+        if folder is None:
+            return
+        try:
+            arrays = self._passages, self._places, self._ends, self._words
+            for name, array_of in zip(_ARRAYS, arrays, strict=True):
+                with replacing(folder / f"{name}.npy") as file:
+                    np.save(file, array_of)
+            write_whole(folder / _FORMS, json.dumps(self._forms))
+            manifest = Manifest(BOOLEAN, self.corpus.digest, len(self.corpus), settings=settings)
+            files = [folder / _FORMS, *(folder / f"{name}.npy" for name in _ARRAYS)]
+            write_manifest(folder, manifest, files)
+        except OSError as error:  # of an index that may only be read, or a full disk
+            print(f"{folder} cannot be written ({reason(error)}), so each process reads the corpus")
+
+    def _read(self) -> None:
+        ranking = self._ranking
         words, numbers = Words(ranking.config), ranking.weights.vocab_dict
         known: dict[str, int] = {}  # form → number of its word; -1: a stop word
         ids, places, lengths = array.array("i"), array.array("i"), array.array("i")

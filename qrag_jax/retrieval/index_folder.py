@@ -342,7 +342,7 @@ class IndexAt:
         from qrag_jax.retrieval.boolean_search import BooleanIndex
 
         words = BM25Index.open(at / BM25, corpus)
-        return words if self.engine == BM25 else BooleanIndex(words)
+        return words if self.engine == BM25 else BooleanIndex(words, at / BOOLEAN)
 
     def _missing(self, engine: str) -> list[str]:
         """The indexes that the folder lacks for an engine."""

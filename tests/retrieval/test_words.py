@@ -182,7 +182,10 @@ def drawn(
     corpus = stored(tmp_path_factory.mktemp("c") / "c", [" ".join(words) for words in passages])
     config = BM25Config(stemmer="", stop_words="")
     ranking = BM25Index.build(corpus, config)
-    return BooleanIndex(ranking), ranking, passages
+    kept = corpus.folder.parent / "boolean"
+    for other in (BM25Index.build(corpus), ranking):  # words that are read otherwise are not kept
+        BooleanIndex(other, kept)
+    return BooleanIndex(ranking, kept), ranking, passages
 
 
 @settings(deadline=None, max_examples=150)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,8 +21,10 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.environments.rag import named
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.metrics.row_log import AGENTS
+from qrag_jax.retrieval.building import IndexSettings
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.harr.system import Harr
+from qrag_jax.systems.indexing import index_corpus
 from qrag_jax.systems.scoring import Questions, Way
 from tests.environments.trying import saved_tokenizer
 from tests.llm.model_server import Call, ModelServer, Reply
@@ -96,9 +99,17 @@ def test_an_index_that_is_there_is_searched(system: Harr, workdir: Path, tmp_pat
         present = first_batch(other).present
         assert present.shape[-1] == count + 9
         assert present[:, 0].sum(axis=-1).tolist() == [count] * 2 * MEMBERS
+        drawn = first_batch(other).actions
     config = small(search__index=folder, seed=7)
     with pytest.raises(InputError, match="index"), opened(config, tmp_path / "other"):
         pass
+    by_faiss = {"search__index": str(tmp_path / "index"), "search__engine": "faiss"}
+    shutil.copytree(folder, tmp_path / "index")
+    with pytest.raises(InputError, match="faiss"), opened(small(**by_faiss), tmp_path / "without"):
+        pass
+    index_corpus(None, tmp_path / "index", None, IndexSettings(engine="faiss"))
+    with opened(small(**by_faiss, policy__pool=count + 9), tmp_path / "faiss") as other:
+        np.testing.assert_array_equal(first_batch(other).actions, drawn)
 
 
 # ---------------------------------------------------------------- agents that ask a model

@@ -16,7 +16,7 @@ from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
 from qrag_jax.runtime import own_code, pretrained_files
 from qrag_jax.systems.config import HalvedEvalConfig, SystemConfig, refuse
-from qrag_jax.systems.search import SearchConfig, of_corpus, unread
+from qrag_jax.systems.search import BY_VECTORS, SearchConfig, of_corpus, unread
 
 BEST_BY = ("f1", "em", "recall")
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
@@ -117,6 +117,11 @@ class HarrConfig(SystemConfig):
             self,
             (self.episodes % rule.minibatches, f"{self.algorithm}.minibatches", parts),
             *of_corpus(self.search),
+            (
+                self.search.engine not in BY_VECTORS,
+                "search.engine",
+                f"but a query encoder compares vectors; use one of {', '.join(BY_VECTORS)}",
+            ),
         )
         if RELEVANCE in rewards:
             self.reranker.client.api_key()  # checks the fields
@@ -161,7 +166,7 @@ class HarrConfig(SystemConfig):
             "reranker": RELEVANCE in rewards,
         }
         lacking = [name for name, is_read in read.items() if not is_read]
-        return [*lacking, *unread("index", "corpus", "dtype")]
+        return [*lacking, *unread("index", "corpus", "engine", "dtype")]
 
 
 CONFIG = HarrConfig

@@ -52,7 +52,8 @@ from qrag_jax.models.compute.lora import merge
 from qrag_jax.policies.plackett_luce import NOTHING
 from qrag_jax.retrieval.corpus import StoredCorpus, names_of
 from qrag_jax.retrieval.exact import ExactIndex
-from qrag_jax.retrieval.index_folder import CORPUS, EXACT
+from qrag_jax.retrieval.index_folder import CORPUS, EXACT, IndexAt, read_manifest
+from qrag_jax.retrieval.own_documents import SEMANTIC
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts import pool_search, schedule, text_table
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, questions_at
@@ -520,7 +521,7 @@ def _table(summary: Mapping[str, Any]) -> list[str]:
 @dataclasses.dataclass(frozen=True)
 class Inputs:
     model: pretrained.LoadedEncoder
-    index: Any  # an `ExactIndex`; None: nothing will be searched
+    index: Any  # a `VectorIndex`; None: nothing will be searched
     train: Sequence[Sample]  # the questions that are trained on
     dev: Sequence[Sample]
     drawn: Drawn  # of all evaluation questions, those of `dev`
@@ -573,8 +574,12 @@ def load_inputs(
         tower = dataclasses.replace(tower, title_separator=config.data.passage_separator)
         arguments = config.search, partial(_passages, every), workdir / Harr.INDEX, tower
         at = indexed(*arguments, begun=is_kept, stop=stop)
-        opened = StoredCorpus(at / CORPUS), mesh, tower.digest(), config.search.dtype
-        index = ExactIndex.open(at / EXACT, *opened)
+        if (engine := config.search.engine) == SEMANTIC:
+            opened = StoredCorpus(at / CORPUS), mesh, tower.digest(), config.search.dtype
+            index = ExactIndex.open(at / EXACT, *opened)
+        else:
+            read_manifest(at / engine, encoder=tower.digest())
+            index = IndexAt(at, engine).open()
     golds = _golds(config, every, index)
     train, dev = golds[: len(train_samples)], golds[len(train_samples) :]
     shown = drawn([gold.id for gold in dev], config.eval)
@@ -620,7 +625,7 @@ def _passages(samples: Sequence[Sample]) -> Iterator[Passage]:
     return (Passage(str(number), text) for number, text in enumerate(texts))
 
 
-def _golds(config: HarrConfig, samples: Sequence[Sample], index: ExactIndex | None) -> list[Sample]:
+def _golds(config: HarrConfig, samples: Sequence[Sample], index: Any) -> list[Sample]:
     golds, without = [], 0
     texts = {sample.chunks[place] for sample in samples for place in sample.support}
     names = {text: text for text in texts} if index is None else names_of(index.corpus, texts)
