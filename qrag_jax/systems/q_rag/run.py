@@ -28,10 +28,11 @@ from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.learners.state import both, both_towers, encoder_key, params_shardings, place
 from qrag_jax.metrics import facts, stopping
-from qrag_jax.models import files, first_encoder, pretrained
+from qrag_jax.models import first_encoder, pretrained
 from qrag_jax.models.compute.attention import THETA
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.embedding import Params, TextEncoder
+from qrag_jax.models.files import sentence_transformers
 from qrag_jax.models.files.weight_names import save_folder
 from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers
 from qrag_jax.rollouts.chunks import CHUNK, STATE
@@ -182,15 +183,15 @@ def write_tower(
     opening, most = (getattr(form, f"{name}_{part}") for part in ("opening", "tokens"))
     out.mkdir()
     plain = name == "chunk"  # a text is one part, not parts joined by the separator
-    files.sentence_transformers.write_tokenizer(
+    sentence_transformers.write_tokenizer(
         out, loaded.tokenizer, opening, max_tokens=most, plain=plain
     )
     outside, has_pooler = scale_outside(encoder), not loaded.trunk.config.PRE_NORM
     how: Any = {"pooling": encoder.pooling, "normalise": encoder.normalise, "scale": outside}
-    files.sentence_transformers.write_modules(
+    sentence_transformers.write_modules(
         out, width=encoder.width, max_tokens=most, pooler=has_pooler, **how
     )
-    config = loaded.model_config | {files.sentence_transformers.VECTOR_SCALE: outside}
+    config = loaded.model_config | {sentence_transformers.VECTOR_SCALE: outside}
     save_folder(loaded.table, one_tower(loaded, TOWERS[name], params), config, out, out)
 
 
@@ -239,7 +240,7 @@ def retriever_config(
         chunk=chunk,
         digest=run.passages(params).digest().partition(TOWER_END)[0],
         title_separator=config.data.passage_separator,
-        separator=files.sentence_transformers.token_name(tokenizer, tokenizer.sep_id),
+        separator=sentence_transformers.token_name(tokenizer, tokenizer.sep_id),
         separator_id=tokenizer.sep_id,
         max_question_tokens=config.data.max_question_tokens,
         max_chunk_tokens_in_state=config.data.max_chunk_tokens_in_state,
