@@ -33,17 +33,7 @@ from qrag_jax.llm.config import RerankerConfig
 from qrag_jax.retrieval import corpus, index_folder, own_documents
 from qrag_jax.retrieval.bm25 import STEMMER, STOPPED, BM25Config
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
-from qrag_jax.retrieval.index_folder import (
-    BM25,
-    BOOLEAN,
-    CORPUS,
-    EXACT,
-    FAISS,
-    HYBRID,
-    OF_WORDS,
-    QDRANT,
-    IndexAt,
-)
+from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, CORPUS, EXACT, HYBRID, OF_WORDS
 from qrag_jax.retrieval.own_documents import LEXICAL, RETRIEVERS, SEMANTIC
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, ServiceLibrary
@@ -60,7 +50,7 @@ if TYPE_CHECKING:  # they bring engines that a question's own documents do not n
 
 REMOTE = "remote"
 OWN = "own"  # folder of the collection without a name, which files of rows search
-BY_VECTORS = (SEMANTIC, FAISS, QDRANT)
+BY_VECTORS = (SEMANTIC, index_folder.FAISS, index_folder.QDRANT)
 OF_CORPORA = (BM25, *BY_VECTORS, HYBRID, BOOLEAN)  # engines that search an index
 _OTHERWISE = {LEXICAL: BM25, SEMANTIC: ""}  # what `IndexAt` calls them; "": the usual of vectors
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
@@ -175,7 +165,8 @@ def open_search(
         )
     tower = None if encoder is None or config.index else encoder.passages
     where = indexed(config, passages, folder, tower, begun=begun)
-    index = IndexAt(where, _OTHERWISE.get(config.engine, config.engine), storage=config.dtype)
+    engine = _OTHERWISE.get(config.engine, config.engine)
+    index = index_folder.IndexAt(where, engine, storage=config.dtype)
     usable = OF_WORDS if encoder is None else BY_VECTORS
     index = index.settled(usable, "change config.search.engine")
     return CorpusLibrary(StoredCorpus(where / CORPUS), open_plain(index, encoder), config.clean)

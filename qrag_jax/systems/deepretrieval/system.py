@@ -27,14 +27,8 @@ from ml_collections import ConfigDict
 from qrag_jax.data import corpora
 from qrag_jax.data.reading import WITHOUT, DatasetPart, parse_parts
 from qrag_jax.data.sample import Sample, world
+from qrag_jax.environments import queries
 from qrag_jax.environments.episode import Document, Failed, Look
-from qrag_jax.environments.queries import (
-    REWRITTEN,
-    RewriteAgent,
-    Searched,
-    demonstration_scripts,
-    read_output,
-)
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.evaluation import Evaluation, lost_text, sampler
 from qrag_jax.feedback import rewrite
@@ -136,11 +130,11 @@ def load_inputs(
         rewrite.RewriteReward(config.reward).check(task)
     script = None
     if trains and config.queries.train == TALKATIVE:
-        script = demonstration_scripts().RewriteScript(asked.made[1])
+        script = queries.demonstration_scripts().RewriteScript(asked.made[1])
     elif trains and SCRIPT in config.stages and isinstance(library, libraries.Collections):
         corpora = ((p.whole for p in collection.corpus) for collection in library.by_name.values())
         sentences = world("sentences.py").corpus_sentences(config.dropped, corpora)
-        script = demonstration_scripts().RewriteScript(*sentences)
+        script = queries.demonstration_scripts().RewriteScript(*sentences)
     agent = agent_of(config, config.reward.k)
     return token_system.token_inputs(
         config,
@@ -159,11 +153,11 @@ def load_inputs(
     )
 
 
-def agent_of(config: RewriteConfig, k: int) -> RewriteAgent:
+def agent_of(config: RewriteConfig, k: int) -> queries.RewriteAgent:
     """The environment, where a query finds k documents."""
     prompt = prompts.load(config.writing.prompt)
     readable = _is_boolean if config.search.engine == index_folder.BOOLEAN else None
-    return RewriteAgent(prompt, config.writing.kind.form, k, readable)
+    return queries.RewriteAgent(prompt, config.writing.kind.form, k, readable)
 
 
 def _is_boolean(query: str) -> bool:
@@ -318,7 +312,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
 
     def without_result(self, rows: Sequence[RewriteRow]) -> list[str]:
         lacking = "in a collection that the run does not have"
-        empty = [row for row in rows if row.failed or row.found is None or row.outcome != REWRITTEN]
+        empty = [x for x in rows if x.failed or x.found is None or x.outcome != queries.REWRITTEN]
         reasons = Counter(
             f"failed ({x.outcome})" if x.failed else lacking if x.found is None else x.outcome
             for x in empty
@@ -402,7 +396,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         ended, status, parts = episode.ended, episode.status, {}
         if isinstance(original, Failure):
             status = original.cause
-        elif isinstance(ended, Searched):
+        elif isinstance(ended, queries.Searched):
             parts = self.reward.of(task, ended, original)
         facts = facts_of(ended)
         return TokenTrajectory(*of, episode.attempts, episode.segments, status, parts, facts)
@@ -620,9 +614,9 @@ def played_row(task: Sample, episode: Episode, speech: Speech, form: str) -> Rew
         text = speech.text(turn.sampled)
     wrote: Any = {"text": text, "sampled": len(turn.sampled) if turn else 0}
     if isinstance(ended, Failed):
-        query, _ = read_output(text, form, cut_off=turn is None or turn.finish == "length")
+        query, _ = queries.read_output(text, form, cut_off=turn is None or turn.finish == "length")
         return row_of(task, query, Failure(ended.cause, ended.message), **wrote)
-    assert isinstance(ended, Searched)
+    assert isinstance(ended, queries.Searched)
     return row_of(task, ended.answer, ended.found, ended.outcome, **wrote)
 
 
@@ -676,7 +670,7 @@ def shape_of_rows(tasks: Sequence[Sample], rows: Sequence[RewriteRow]) -> dict[s
     shapes = []
     for task, row in zip(tasks, rows, strict=True):
         written = rewrite.guard_measures(row.original, row.query, task.answers) if row.query else {}
-        counts = bool(row.query), row.outcome == REWRITTEN, row.sampled
+        counts = bool(row.query), row.outcome == queries.REWRITTEN, row.sampled
         if not row.failed:
             shapes.append(dict(zip(_SHAPE, map(float, counts))) | written)
     columns, names = columns_of(shapes), (*_SHAPE, *rewrite.GUARD_MEASURES)
