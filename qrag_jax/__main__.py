@@ -33,9 +33,7 @@ def main() -> int:
             print("qrag NAME --flag=value …   (or python -m qrag_jax.NAME)\n")
             for command, line in COMMANDS.items():
                 print(f"  {command.ljust(width)}  {line}")
-            print(
-                "\nqrag NAME --help lists the flags of a command; qrag --version says which it is."
-            )
+            print("\nqrag NAME --help lists a command's flags; qrag --version says which it is.")
         return 0
     if name == "--version":
         from qrag_jax import __version__

@@ -26,21 +26,16 @@ from ml_collections import config_dict, config_flags
 from tqdm import tqdm
 
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators import answers
-from qrag_jax.evaluators.evaluation import kind_of
+from qrag_jax.evaluators import answers, evaluation
 from qrag_jax.feedback.llm import AUTO, JUDGE, Question
 from qrag_jax.llm.config import FAIL, SCORE, ClientConfig, Drawing
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.generation import Generation
-from qrag_jax.metrics import row_log
+from qrag_jax.metrics import bootstrap, row_log, summaries
 from qrag_jax.metrics import row_log as logs
 from qrag_jax.metrics.answers import RULES
-from qrag_jax.metrics.bootstrap import causes_text
 from qrag_jax.metrics.facts import BY_FACTS, FILTERS, chunk_filter
-from qrag_jax.metrics.summaries import answer_scores, answer_table
-from qrag_jax.runtime import commandline
-from qrag_jax.runtime.config_fields import fields_of, section
-from qrag_jax.runtime.whole_files import log_locks, write_json, writing
+from qrag_jax.runtime import commandline, config_fields, whole_files
 
 PREFIX = "--llm."  # of the flags that give the model's settings
 
@@ -89,7 +84,7 @@ def main() -> int:
     }
     asked = asked[: options.samples or len(asked)]
     # Answer files whose names differ only in the ending share a file of verdicts: lock both.
-    with writing(out, "--out"), log_locks(*dict.fromkeys((out, verdicts))):
+    with whole_files.writing(out, "--out"), whole_files.log_locks(*dict.fromkeys((out, verdicts))):
         row_log.begin(out, meta, restart=options.restart)
         if options.judge:
             of_judge = {"answers": meta, "prompt": prompts.load(JUDGE).fingerprint}
@@ -103,7 +98,7 @@ def _run(asked: list[Question], generation: Generation, meta: Any, verdict_file:
     from qrag_jax.llm.client import Client
 
     options, out = flags.FLAGS, Path(flags.FLAGS.out)
-    sent = {field.name: options.llm[field.name] for field in fields_of(ClientConfig)}
+    sent = {field.name: options.llm[field.name] for field in config_fields.fields_of(ClientConfig)}
     config = ClientConfig(**sent, prefix=PREFIX)
     verdicts, unjudged = None, list[logs.Miss]()
     if written := len(logs.ANSWERS.read_partial(out)):
@@ -116,20 +111,18 @@ def _run(asked: list[Question], generation: Generation, meta: Any, verdict_file:
             how = client.submit, generation, rows, verdict_file, config.concurrency
             verdicts, unjudged = answers.judge(*how)
         counters = client.counters().as_metrics()
-    scores = answer_scores(rows, misses, verdicts)
-    print("\n".join(answer_table(scores)))
+    scores = summaries.answer_scores(rows, misses, verdicts)
+    print("\n".join(summaries.answer_table(scores)))
     missed_file = out.with_name(f"{out.stem}.failures.jsonl")
     missed_file.unlink(missing_ok=True)
     if lacking := [*misses, *unjudged]:
         logs.MISSES.rewrite(missed_file, lacking)
     summary = {"provenance": meta, "scores": scores}
-    write_json(out.with_name(f"{out.stem}.summary.json"), summary)
+    whole_files.write_json(out.with_name(f"{out.stem}.summary.json"), summary)
     for what, missed in (("answer", misses), ("verdict", unjudged)):
         if missed:
-            print(
-                f"no {what}: {len(missed)} ({causes_text(missed)}); see {missed_file}, and call "
-                "again to ask again"
-            )
+            why = bootstrap.causes_text(missed)
+            print(f"no {what}: {len(missed)} ({why}); see {missed_file}, call again to ask again")
     if cut := [row for row in rows if row.cut_characters]:
         chunks = sum(row.cut_chunks for row in cut)
         print(f"cut to fit: {len(cut)} prompts, by {chunks} whole chunks and parts of others")
@@ -143,9 +136,9 @@ def _run(asked: list[Question], generation: Generation, meta: Any, verdict_file:
 
 def answer_settings() -> ml_collections.ConfigDict:
     """The fields of `--llm.FIELD=VALUE`: those of `ClientConfig`, and how texts are drawn."""
-    config = section(Drawing)
+    config = config_fields.section(Drawing)
     del config.cut_off  # a flag of its own
-    for field in fields_of(ClientConfig):
+    for field in config_fields.fields_of(ClientConfig):
         default = "" if field.default is dataclasses.MISSING else field.default
         config[field.name] = config_dict.placeholder(float) if default is None else default
     return config
@@ -157,7 +150,7 @@ def answer_settings() -> ml_collections.ConfigDict:
 def _questions(log: Path) -> list[Question]:
     options = flags.FLAGS
     keep = chunk_filter(options.filter, {"threshold": options.threshold, "steps": options.steps})
-    if kind_of(log) == logs.HOPS.name:
+    if evaluation.kind_of(log) == logs.HOPS.name:
         rows = answers.pool_rows(log)
     else:
         rows = logs.read_retrievals(log, needs_facts=options.filter in BY_FACTS)

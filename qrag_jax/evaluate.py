@@ -32,12 +32,8 @@ from ml_collections import ConfigDict
 
 from qrag_jax import systems
 from qrag_jax.errors import InputError
-from qrag_jax.metrics.bootstrap import score_table, with_intervals
-from qrag_jax.metrics.facts import FILTERS, chunk_filter, fact_columns
-from qrag_jax.metrics.row_log import RETRIEVALS, read_record, read_retrievals, record_path
-from qrag_jax.metrics.stopping import COLUMNS, OBJECTIVES, tune
-from qrag_jax.runtime import commandline
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.metrics import bootstrap, facts, row_log, stopping
+from qrag_jax.runtime import commandline, interrupt
 from qrag_jax.runtime.whole_files import log_locks, writing
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.scoring import ScoreOptions, resumable, score_run
@@ -62,11 +58,11 @@ EVERY_STORY = flags.DEFINE_bool(
 )
 LOG = flags.DEFINE_string("log", None, "Retrieval log to tune stopping on, or to filter.")
 TEST = flags.DEFINE_string("test", None, "With --log: log to report on; default: half of it.")
-BUDGETS = flags.DEFINE_list("budgets", None, "Fixed budgets to compare with; default 1,2,…,all.")
+BUDGETS = flags.DEFINE_list("budgets", [], "Fixed budgets to compare with; default 1,2,…,all.")
 OBJECTIVE = flags.DEFINE_enum(
-    "objective", "fact_f1", OBJECTIVES, "What the threshold and budget maximise."
+    "objective", "fact_f1", stopping.OBJECTIVES, "What the threshold and budget maximise."
 )
-FILTER = flags.DEFINE_string("filter", None, f"With --log: one of {', '.join(FILTERS)}.")
+FILTER = flags.DEFINE_string("filter", None, f"With --log: one of {', '.join(facts.FILTERS)}.")
 THRESHOLD = flags.DEFINE_float("threshold", None, "For qvalue: stop at the first Q <= this.")
 STEPS = flags.DEFINE_integer("steps", None, "For retrieval_step: how many chunks to keep.")
 
@@ -97,14 +93,13 @@ def _lengths(workdir: Path, config: ConfigDict, options: ScoreOptions, counts: l
     chunks = _counts("chunks", CHUNKS.value)
     if len(counts) > len(chunks) or not min(counts):
         raise InputError(
-            f"--samples={','.join(SAMPLES.value)} must be one count for each length of --chunks, "
-            "or one for all, from 1 up."
+            "--samples must be one count for each length of --chunks, or one for all, from 1 up."
         )
     counts += counts[-1:] * (len(chunks) - len(counts))
     samples = dict(sorted(zip(chunks, counts, strict=True)))
     embeddings = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None
     how: Any = {"every_story": EVERY_STORY.value, "embeddings": embeddings}
-    with writing(OUT.value or workdir / "lengths", "--out"), StopSignal() as stop:
+    with writing(OUT.value or workdir / "lengths", "--out"), interrupt.StopSignal() as stop:
         kind, what = systems.kind(config), (workdir, config, options, samples, stop)
         return resumable(lambda: kind.score_lengths(*what, **how), "what is played")
 
@@ -122,25 +117,28 @@ def _of_log(log: Path) -> int:
     out = Path(OUT.value) if OUT.value else None
     if not FILTER.value:
         test = Path(TEST.value) if TEST.value else None
-        lines = tune(log, test_log=test, out=out, budgets=BUDGETS.value, objective=OBJECTIVE.value)
+        budgets = _counts("budgets", BUDGETS.value)
+        lines = stopping.tune(
+            log, test_log=test, out=out, budgets=budgets, objective=OBJECTIVE.value
+        )
         print("\n".join(lines))
         return 0
     if out is None:
         raise InputError("give the log to write, for example --out=NEW.jsonl.")
     parameters = {"threshold": THRESHOLD.value, "steps": STEPS.value}
     parameters = {name: value for name, value in parameters.items() if value is not None}
-    rows, meta = read_retrievals(log), read_record(log)
-    kept = [*map(chunk_filter(FILTER.value, parameters), rows)]
+    rows, meta = row_log.read_retrievals(log), row_log.read_record(log)
+    kept = [*map(facts.chunk_filter(FILTER.value, parameters), rows)]
     applied = {"name": FILTER.value, **parameters}
     meta |= {"filtered_from": str(log), "filters": [*meta.get("filters", []), applied]}
     with writing(out, "--out"), log_locks(out):
-        for path in (out, record_path(out)):
+        for path in (out, row_log.record_path(out)):
             if path.exists():
                 raise InputError(f"{path} exists already; delete it or give another --out")
-        RETRIEVALS.write(out, kept, meta)
+        row_log.RETRIEVALS.write(out, kept, meta)
     both = (("before", rows), ("after", kept))
-    scores = ((name, with_intervals(fact_columns(part))) for name, part in both)
-    print("\n".join([*score_table(scores, COLUMNS), f"{len(kept)} rows: {out}"]))
+    scores = ((name, bootstrap.with_intervals(facts.fact_columns(part))) for name, part in both)
+    print("\n".join([*bootstrap.score_table(scores, stopping.COLUMNS), f"{len(kept)} rows: {out}"]))
     return 0
 
 

@@ -31,16 +31,10 @@ from qrag_jax.learners.config import NONE
 from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.first_language_model import prepare_language_model, save_language_model
 from qrag_jax.models.pretrained import CAUSAL_LM, write_adapters
-from qrag_jax.runtime import commandline
-from qrag_jax.runtime.config_fields import read_fields
+from qrag_jax.runtime import commandline, config_fields, platform, run, whole_files
 from qrag_jax.runtime.mesh import shardings_of
-from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.run import log
-from qrag_jax.runtime.whole_files import check_is_free, whole_folder, writing
-from qrag_jax.systems import run_flags
+from qrag_jax.systems import run_flags, scoring, token_system
 from qrag_jax.systems.config import ADAPTER, CARD, TEMPLATES, without_folders
-from qrag_jax.systems.scoring import SUMMARY, mesh_of_run, saved_params
-from qrag_jax.systems.token_system import TokenSystem
 
 _PRIVATE = ("engine.email", "engine.url", "llm.url", "reranker.url")  # not on a card
 _PARTS = ("scores", "collections")  # of a summary
@@ -57,8 +51,8 @@ def main() -> int:
     out = Path(flags.FLAGS.out).expanduser()
     workdir, config, which = flags.FLAGS.workdir, flags.FLAGS.config, run_flags.given_checkpoint()
     kind = systems.kind(config)
-    with writing(out, "--out"):
-        if issubclass(kind, TokenSystem):
+    with whole_files.writing(out, "--out"):
+        if issubclass(kind, token_system.TokenSystem):
             export_language_model(kind, Path(workdir), config, which or "best", out)
         else:
             kind.export_run(Path(workdir), config, which, out)
@@ -67,22 +61,22 @@ def main() -> int:
 
 
 def export_language_model(
-    kind: type[TokenSystem[Any]], workdir: Path, raw: ConfigDict, which: str, out: Path
+    kind: type[token_system.TokenSystem[Any]], workdir: Path, raw: ConfigDict, which: str, out: Path
 ) -> None:
     """Writes a checkpoint's model, its adapters if it has any, and the model card."""
-    check_is_free(out)
+    whole_files.check_is_free(out)
     config = kind.SETTINGS.of(raw)
-    mesh = mesh_of_run(config, workdir)
+    mesh = scoring.mesh_of_run(config, workdir)
     # Without the run's data; a state holds more than the policy's parameters, which alone are read.
     model = prepare_language_model(
-        config.model, workdir, tuple, config.seed, platform=Platform.of(mesh)
+        config.model, workdir, tuple, config.seed, platform=platform.Platform.of(mesh)
     )
     rules = model.trunk.partition_rules()
     shardings = shardings_of(mesh, rules, model.trained)
-    trained, step = saved_params(workdir, which, model.trained, shardings)
+    trained, step = scoring.saved_params(workdir, which, model.trained, shardings)
     params = jax.tree.map(lambda leaf: np.asarray(leaf, np.float32), trained)
     if not step:
-        log(
+        run.log(
             f"the {which} checkpoint is of step 0, so this is the model as it was before training; "
             "--checkpoint=last exports the newest one"
         )
@@ -90,7 +84,7 @@ def export_language_model(
     sizes, whole = config.model.lora.sizes, params
     if sizes is not None:
         whole = folded(Adapted(model.params, params), sizes.scale)
-    with whole_folder(out) as building:
+    with whole_files.whole_folder(out) as building:
         save_language_model(model, whole, model.folder, building)
         if sizes is not None:
             write_adapters(building / ADAPTER, model.table, sizes, params, task=CAUSAL_LM)
@@ -98,7 +92,7 @@ def export_language_model(
 
 
 def language_model_card(
-    kind: type[TokenSystem[Any]], workdir: Path, raw: ConfigDict, checkpoint: str
+    kind: type[token_system.TokenSystem[Any]], workdir: Path, raw: ConfigDict, checkpoint: str
 ) -> str:
     """The card of a language model; it names no folder of the training machine."""
     from huggingface_hub import ModelCard, ModelCardData
@@ -107,8 +101,8 @@ def language_model_card(
     for name in _PRIVATE:
         section, _, field = name.partition(".")
         fields.get(section, {}).pop(field, None)
-    path = workdir / "eval" / SUMMARY
-    scores = dict(_scores(read_fields(path), checkpoint)) if path.exists() else {}
+    path = workdir / "eval" / scoring.SUMMARY
+    scores = dict(_scores(config_fields.read_fields(path), checkpoint)) if path.exists() else {}
     written = ModelCard.from_template(
         ModelCardData(
             library_name="transformers", pipeline_tag="text-generation", tags=["qrag_jax"]

@@ -26,9 +26,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import REWARDS, RewardRow, begin, refuse_other
 from qrag_jax.metrics.summaries import judged, reward_lines, reward_row
 from qrag_jax.models.first_encoder import FOLDER
-from qrag_jax.runtime import commandline
-from qrag_jax.runtime.config_fields import FREE_FIELDS, flat
-from qrag_jax.runtime.whole_files import writing
+from qrag_jax.runtime import commandline, config_fields, whole_files
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.scoring import FIRST, Questions, ScoreOptions, Way, open_predictor, resumable
 
@@ -53,7 +51,7 @@ def main() -> int:
     out = Path(OUT.value or "")
     if out.suffix != ".jsonl":
         raise InputError(f"--out={out}: give the file to write, for example --out=varied.jsonl.")
-    with writing(out, "--out"):
+    with whole_files.writing(out, "--out"):
         status = resumable(lambda: _play(workdir, config, out), str(out))
     if not status:
         print("\n".join([*reward_lines(REWARDS.read(out), LEAST_STD.value), f"rewards: {out}"]))
@@ -69,8 +67,8 @@ def _play(workdir: Path | None, raw: ConfigDict, log: Path) -> None:
     count, least_std = ROLLOUTS.value, LEAST_STD.value
     config = (kind := systems.kind(raw)).SETTINGS.of(raw)
     folder = workdir or log.with_suffix(".files")  # of encoder and index
-    free = (*FREE_FIELDS, *kind.SETTINGS.FREE_FIELDS, *_OF_TRAINING)
-    fields = {n: v for n, v in flat(raw.to_dict()).items() if not n.startswith(free)}
+    free = (*config_fields.FREE_FIELDS, *kind.SETTINGS.FREE_FIELDS, *_OF_TRAINING)
+    fields = {n: v for n, v in config_fields.flat(raw.to_dict()).items() if not n.startswith(free)}
     settings: dict[str, Any] = {"config": fields, "rollouts": count}
     if RESTART.value:
         log.unlink(missing_ok=True)

@@ -27,16 +27,8 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.first_language_model import FOLDER
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.whole_files import writing
-from qrag_jax.systems import run_flags
+from qrag_jax.systems import run_flags, scoring
 from qrag_jax.systems.config import ALL
-from qrag_jax.systems.scoring import (
-    CHECKPOINTS,
-    FIRST,
-    ScoreOptions,
-    are_others,
-    open_predictor,
-    resumable,
-)
 
 SAMPLES = flags.DEFINE_integer("samples", 0, "Questions to ask, 0 for all.", lower_bound=0)
 SAMPLED = flags.DEFINE_integer(
@@ -54,7 +46,7 @@ RESTART = flags.DEFINE_bool("restart", False, "Throw the file away instead of go
 
 
 def define_flags(argv: Sequence[str]) -> None:
-    run_flags.define(argv, "predict", CHECKPOINTS, or_experiment=True)
+    run_flags.define(argv, "predict", scoring.CHECKPOINTS, or_experiment=True)
 
 
 def main() -> int:
@@ -63,15 +55,15 @@ def main() -> int:
     if file and file.suffix != ".jsonl":
         raise InputError(f"--out={file} is not named as JSON lines; give a name.jsonl.")
     folder, draws = workdir or _own_folder(Path(str(file))), SAMPLED.value or 1
-    kind, options = systems.kind(config), ScoreOptions("", sampled=SAMPLED.value)
+    kind, options = systems.kind(config), scoring.ScoreOptions("", sampled=SAMPLED.value)
     asked = {"folder": folder, **_asked(kind, workdir, config, file)}
-    opened = open_predictor(kind, config, workdir, options, **asked)
+    opened = scoring.open_predictor(kind, config, workdir, options, **asked)
     with writing(file or folder, "--out"), opened as player:
-        weights = player.weights(flags.FLAGS.checkpoint if workdir else FIRST)
+        weights = player.weights(flags.FLAGS.checkpoint if workdir else scoring.FIRST)
         name = "-".join(filter(None, (weights.name, player.name)))
         out = file or folder / "predictions" / f"{name}.jsonl"
-        way, restart = player.way(weights), bool(RESTART.value)
-        status = resumable(lambda: player.into(out, way, player.stop, restart=restart), str(out))
+        how: Any = (out, player.way(weights), player.stop)
+        status = scoring.resumable(lambda: player.into(*how, restart=RESTART.value), str(out))
     if status:
         return status
     count = len(player.asked)
@@ -87,10 +79,8 @@ def _asked(kind: Any, workdir: Path | None, config: ConfigDict, out: Path | None
     if QUESTIONS.value and (asked := kind.listed(QUESTIONS.value)):
         fields = ()
         if out is None:
-            raise InputError(
-                "give the file to write for --questions, for example --out=rewritten.jsonl."
-            )
-    if workdir and are_others(workdir, config, fields, out) and out:
+            raise InputError("give the file to write, for example --out=rewritten.jsonl.")
+    if workdir and scoring.are_others(workdir, config, fields, out) and out:
         asked["search"] = out.with_suffix(".search")
     return asked
 

@@ -30,11 +30,8 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.metrics.ranking import score_hits
-from qrag_jax.retrieval.multi_step import Hit
-from qrag_jax.retrieval.protocol import Where
-from qrag_jax.runtime import commandline
-from qrag_jax.runtime.retriever_config import passage_text
-from qrag_jax.runtime.whole_files import replacing, writing
+from qrag_jax.retrieval import multi_step, protocol
+from qrag_jax.runtime import commandline, retriever_config, whole_files
 from qrag_jax.systems import run_flags
 from qrag_jax.systems.retriever import (
     BACKENDS,
@@ -119,8 +116,8 @@ def _retriever() -> Retriever:
 
 
 def _answer(
-    retriever: Retriever, asked: Sequence[Sample], where: Where | None
-) -> Iterator[tuple[Sample, list[Hit]]]:
+    retriever: Retriever, asked: Sequence[Sample], where: protocol.Where | None
+) -> Iterator[tuple[Sample, list[multi_step.Hit]]]:
     how: Any = {"beam": BEAM.value, "threshold": THRESHOLD.value, "where": where}
     if isinstance(retriever, SingleStepRetriever):
         how["topk"] = K.value
@@ -135,18 +132,18 @@ def _answer(
         yield from zip(part, hits, strict=True)
 
 
-def _lines(asked: Sample, hits: Sequence[Hit], separator: str) -> Iterator[str]:
+def _lines(asked: Sample, hits: Sequence[multi_step.Hit], separator: str) -> Iterator[str]:
     """What is shown of a question's hits."""
     yield asked.question
     if not hits:
         yield "  nothing was found"
     for hit in hits:
-        text = " ".join(passage_text(hit.title, hit.text, separator).split())
+        text = " ".join(retriever_config.passage_text(hit.title, hit.text, separator).split())
         text = text if len(text) <= SHOWN else f"{text[:SHOWN]}…"
         yield f"  {hit.step}  {hit.score:9.4f}  {hit.id}  {text}"
 
 
-def _record(asked: Sample, hits: Sequence[Hit]) -> str:
+def _record(asked: Sample, hits: Sequence[multi_step.Hit]) -> str:
     row: dict[str, Any] = {"id": asked.id} if asked.id else {}
     row |= {"question": asked.question, "hits": [hit._asdict() for hit in hits]}
     return json.dumps(row, ensure_ascii=False) + "\n"
@@ -165,8 +162,8 @@ def main() -> int:
     with contextlib.ExitStack() as stack:
         if OUT.value:
             out = Path(OUT.value).expanduser()
-            stack.enter_context(writing(out, "--out"))
-            file = stack.enter_context(replacing(out))
+            stack.enter_context(whole_files.writing(out, "--out"))
+            file = stack.enter_context(whole_files.replacing(out))
         for one, hits in _answer(retriever, asked, where):
             by_query[one.id] = hits
             if OUT.value:

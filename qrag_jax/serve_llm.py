@@ -17,9 +17,7 @@ from pathlib import Path
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import LlmConfig, ServerConfig
 from qrag_jax.llm.server.server import open_server
-from qrag_jax.runtime import commandline
-from qrag_jax.runtime.config_fields import fill
-from qrag_jax.runtime.interrupt import LOOK_EVERY, Stopped, StopSignal
+from qrag_jax.runtime import commandline, config_fields, interrupt
 from qrag_jax.systems import run_flags
 
 CONFIG = run_flags.define_experiment()
@@ -29,13 +27,13 @@ def main() -> int:
     llm = run_flags.given_experiment(CONFIG).llm
     if llm.url:
         raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")
-    config = LlmConfig(model=llm.model, server=fill(ServerConfig, llm.server, "llm.server")).asked(
-        "qrag serve_llm"
-    )
+    config = LlmConfig(
+        model=llm.model, server=config_fields.fill(ServerConfig, llm.server, "llm.server")
+    ).asked("qrag serve_llm")
     log, status = partial(print, file=sys.stderr, flush=True), 130
     with (
-        StopSignal() as stop,
-        contextlib.suppress(Stopped),
+        interrupt.StopSignal() as stop,
+        contextlib.suppress(interrupt.Stopped),
         open_server(config, Path(), log=log) as server,
     ):
         server.wait(stop.check)
@@ -45,7 +43,7 @@ def main() -> int:
         print(f"--config.llm.url={server.url} {model}", flush=True)
         while not server.failure:
             stop.check()
-            time.sleep(LOOK_EVERY)
+            time.sleep(interrupt.LOOK_EVERY)
         return 1
     log("stopped")
     return status

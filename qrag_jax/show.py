@@ -25,9 +25,7 @@ from absl import flags
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import evaluation
 from qrag_jax.metrics.row_log import object_in, read_record
-from qrag_jax.runtime import commandline
-from qrag_jax.runtime.config_fields import CONFIG_NAME, flat
-from qrag_jax.runtime.whole_files import write_whole, writing
+from qrag_jax.runtime import commandline, config_fields, whole_files
 from qrag_jax.runtime.writers import EPISODES_NAME, METRICS_NAME, read_metrics
 
 POINTS = 400  # of one curve, at most
@@ -54,8 +52,8 @@ def main() -> int:
     episodes = sum(len(e["episodes"]) for e in with_episodes)
     about = f"{len(runs)} run{'s' if len(runs) > 1 else ''}, {episodes} episodes."
     html_page = page(title, about, runs, with_episodes)
-    with writing(out, "--out"):
-        write_whole(out, html_page)
+    with whole_files.writing(out, "--out"):
+        whole_files.write_whole(out, html_page)
     for part in (*runs, *with_episodes):
         for note in part["notes"]:
             print(f"{part['title']}: {note}")
@@ -75,8 +73,7 @@ def shown(path: Path, most: int) -> tuple[Data, Data | None]:
     metrics, notes = folder / METRICS_NAME, list[str]()
     if not has_log and (path.is_file() or not metrics.is_file()):
         raise InputError(
-            f"{path} has nothing that can be shown: no {METRICS_NAME}, no {EPISODES_NAME} and no "
-            f"log of an evaluation; {evaluation.GIVE}."
+            f"{path} has no {METRICS_NAME}, {EPISODES_NAME} or evaluation; {evaluation.GIVE}."
         )
     curves = curves_of(read_metrics(metrics)) if metrics.is_file() else []
     if not curves:
@@ -86,10 +83,10 @@ def shown(path: Path, most: int) -> tuple[Data, Data | None]:
             "The page has curves only, since the run has no log of episodes; qrag evaluate writes "
             "one, and so does a training with config.train.log_episodes above 0."
         )
-    config, name = object_in(folder / CONFIG_NAME), folder.resolve().name
+    config, name = object_in(folder / config_fields.CONFIG_NAME), folder.resolve().name
     system = str(config.get("system", ""))
     run = {"title": name, "system": system, "curves": curves, "notes": notes}
-    return run, _section(path, name, flat(config), log, most) if has_log else None
+    return run, _section(path, name, config_fields.flat(config), log, most) if has_log else None
 
 
 def curves_of(lines: Sequence[Mapping[str, float]]) -> list[Data]:
@@ -126,11 +123,9 @@ def _section(path: Path, name: str, settings: dict[str, Any], log: Path, most: i
         notes.append(f"Shown are {most} of {len(rows)} episodes, spread evenly.")
         rows = [rows[at] for at in evaluation.spread(len(rows), most)]
     if further := sorted({*evaluation.logs_of(path)} - {log, early}):
-        notes.append(
-            f"Not shown: {len(further)} other logs, such as {further[0]}; use qrag show FILE."
-        )
+        notes.append(f"Not shown: {len(further)} other logs (qrag show FILE), as {further[0]}.")
     # The record next to a log says what it was made with, by names with dots or as a section.
-    recorded = flat(read_record(log)).items()
+    recorded = config_fields.flat(read_record(log)).items()
     settings |= {n.removeprefix("config."): v for n, v in recorded if n.startswith("config.")}
     words = evaluation.words_of(kind)
     return {

@@ -29,26 +29,14 @@ from absl import flags
 from qrag_jax import systems
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators import evaluation
-from qrag_jax.evaluators.token_scores import measured
+from qrag_jax.metrics import facts, summaries
+from qrag_jax.metrics import row_log as logs
 from qrag_jax.metrics.bootstrap import crossed_interval, interval_text, named
-from qrag_jax.metrics.facts import score_columns
-from qrag_jax.metrics.row_log import (
-    AGENTS,
-    HOPS,
-    PREDICTIONS,
-    RETRIEVALS,
-    REWRITES,
-    Searched,
-    scored_episodes,
-)
-from qrag_jax.metrics.summaries import agent_columns, by_question, hop_columns, question_columns
-from qrag_jax.runtime import commandline
+from qrag_jax.runtime import commandline, interrupt
 from qrag_jax.runtime.config_fields import CONFIG_NAME, read_fields
-from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.whole_files import write_json, write_whole, writing
-from qrag_jax.systems import run_flags
-from qrag_jax.systems.scoring import SUMMARY, resumable
+from qrag_jax.systems import run_flags, scoring
 
 _OF_PLAN = ("config", "seeds", "set", "samples", "checkpoint")
 Questions = Mapping[str, float]  # a score of each question, by its id
@@ -78,8 +66,8 @@ def main() -> int:
     plan = _plan(folder)
     with writing(folder, "--out"):
         if not TABLE.value:
-            with StopSignal() as stop:
-                status = resumable(lambda: run_all(plan, folder, stop), "what is finished")
+            with interrupt.StopSignal() as stop:
+                status = scoring.resumable(lambda: run_all(plan, folder, stop), "what is finished")
             if status:
                 return status
         table = scored(plan, folder, SCORE.value)
@@ -106,8 +94,7 @@ def _plan(folder: Path) -> Plan:
             write_json(path, plan._asdict())
     elif other := [name for name in plan._fields if getattr(plan, name) != getattr(kept, name)]:
         raise InputError(
-            f"{path} has another plan (other {', '.join(other)}); leave the flags out to go on "
-            "with it, or give another --out."
+            f"{path} has another plan ({', '.join(other)}); leave these out, or give another --out."
         )
     return plan
 
@@ -159,9 +146,7 @@ class Plan(NamedTuple):
 def seeds_of(words: Sequence[str]) -> list[int]:
     seeds = [int(word) for word in words if re.fullmatch(r"[0-9]{1,10}", word)]
     if not seeds or len({*seeds}) < len(words) or max(seeds) >= 2**32:
-        raise InputError(
-            f"--seeds={','.join(words)} must be different whole numbers below 2³², such as 42,43."
-        )
+        raise InputError(f"--seeds={','.join(words)} must be different whole numbers below 2³².")
     return seeds
 
 
@@ -172,8 +157,7 @@ def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
         values = (_VALUE.findall(parts[2]) or [""]) if parts else []
         if parts is None or parts[1] in {*sets, "seed"} or len({*values}) < len(values):
             raise InputError(
-                f"--set={word} must be FIELD=VALUE,VALUE, with each field and value once, and "
-                "seeds as --seeds."
+                f"--set={word} must be FIELD=VALUE,VALUE, each once, and seeds --seeds."
             )
         sets[parts[1]] = values
     return sets
@@ -181,7 +165,7 @@ def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
 
 def missing(run: PlannedRun, folder: Path) -> str:
     """Why a run is not done, with the last line that its commands wrote; "": it is done."""
-    if (folder / run.name / "eval" / SUMMARY).exists():
+    if (folder / run.name / "eval" / scoring.SUMMARY).exists():
         return ""
     path = folder / f"{run.name}.log"
     if not path.exists():
@@ -191,7 +175,7 @@ def missing(run: PlannedRun, folder: Path) -> str:
     return f"not finished: {[*lines[-1:], *errors[-1:]][-1][:300]}"
 
 
-def run_all(plan: Plan, folder: Path, stop: StopSignal) -> None:
+def run_all(plan: Plan, folder: Path, stop: interrupt.StopSignal) -> None:
     """Does the runs that are not done, one after the other; those that failed are tried again."""
     scored = [f"--samples={plan.samples}"]
     scored += [f"--checkpoint={plan.checkpoint}"] if plan.checkpoint else []
@@ -210,7 +194,7 @@ def run_all(plan: Plan, folder: Path, stop: StopSignal) -> None:
                 break
 
 
-def _status(words: Sequence[str], log_path: Path, stop: StopSignal) -> int:
+def _status(words: Sequence[str], log_path: Path, stop: interrupt.StopSignal) -> int:
     """Runs a command to its end. A stop is passed on once, as SIGTERM: it saves and ends."""
     with log_path.open("ab") as file:
         # In a session of its own: Ctrl-C reaches this process alone, which passes it on.
@@ -228,16 +212,17 @@ def _status(words: Sequence[str], log_path: Path, stop: StopSignal) -> int:
 
 # ---------------------------------------------------------------- the scores of a run
 
-_MAIN = {HOPS.name: "all_gold", RETRIEVALS.name: "fact_f1"}  # of other logs it is f1
+_MAIN = {logs.HOPS.name: "all_gold", logs.RETRIEVALS.name: "fact_f1"}  # of other logs it is f1
 
 
 def main_score(path: Path, workdir: Path, questions: Mapping[str, Questions]) -> str:
     """The score that sums a run up, of a log with these scores of its questions."""
     kind = str(evaluation.kind_of(path))
-    if kind == REWRITES.name:
+    if kind == logs.REWRITES.name:
         return read_fields(workdir / CONFIG_NAME)["eval"]["best_by"]
-    without_facts = kind == RETRIEVALS.name and not any("fact_f1" in q for q in questions.values())
-    return "answer_found" if without_facts else _MAIN.get(kind, "f1")
+    if kind == logs.RETRIEVALS.name and not any("fact_f1" in q for q in questions.values()):
+        return "answer_found"
+    return _MAIN.get(kind, "f1")
 
 
 def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
@@ -247,12 +232,16 @@ def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
     such as hop1/recall. Ids of rewrites are COLLECTION/ID.
     """
     kind = evaluation.kind_of(path)
-    if kind == PREDICTIONS.name:
-        return question_columns(by_question(scored_episodes(path)))
-    if kind == REWRITES.name:
+    if kind == logs.PREDICTIONS.name:
+        return summaries.question_columns(summaries.by_question(logs.scored_episodes(path)))
+    if kind == logs.REWRITES.name:
         return _rewrites(path, read_fields(workdir / CONFIG_NAME)["eval"]["measures"])
     assert kind is not None
-    columns: Any = {RETRIEVALS.name: score_columns, AGENTS.name: agent_columns, HOPS.name: _hops}
+    columns: Any = {
+        logs.RETRIEVALS.name: facts.score_columns,
+        logs.AGENTS.name: summaries.agent_columns,
+        logs.HOPS.name: _hops,
+    }
     return {
         row.id: {name: values[0] for name, values in columns[kind]([row]).items() if values}
         for row in evaluation.KINDS[kind][0].read(path)
@@ -260,14 +249,14 @@ def question_scores(path: Path, workdir: Path) -> dict[str, dict[str, float]]:
     }
 
 
-def _hops(rows: Sequence[Searched]) -> dict[str, list[float]]:
+def _hops(rows: Sequence[logs.Searched]) -> dict[str, list[float]]:
     last = {name: [value] for name, value in rows[0].hops[-1].scores.items()}
-    return hop_columns(rows) | last
+    return summaries.hop_columns(rows) | last
 
 
 def _rewrites(path: Path, measures: Sequence[str]) -> dict[str, dict[str, float]]:
-    rows = [row for row in REWRITES.read(path) if not row.failed]
-    columns = measured(rows, measures).items()
+    rows = [row for row in logs.REWRITES.read(path) if not row.failed]
+    columns = summaries.measured(rows, measures).items()
     names = (f"{row.collection}/{row.id}" for row in rows)
     return {name: {m: float(column[n]) for m, column in columns} for n, name in enumerate(names)}
 

@@ -12,11 +12,8 @@ from absl import flags
 from ml_collections import config_flags
 
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.runtime import commandline, hosts, whole_files
-from qrag_jax.runtime.checkpoints import SaveError
+from qrag_jax.runtime import checkpoints, commandline, hosts, run, step_log, whole_files
 from qrag_jax.runtime.commandline import end_process
-from qrag_jax.runtime.run import log
-from qrag_jax.runtime.step_log import NotFinite
 from qrag_jax.systems import run_flags, training
 
 CONFIG = run_flags.define_experiment()
@@ -31,7 +28,7 @@ FOR = flags.DEFINE_string(
 def main() -> int:
     config = run_flags.given_experiment(CONFIG)
     for word in run_flags.unread_words(sys.argv[1:], config):
-        log(f"not read: {word}")
+        run.log(f"not read: {word}")
     if FOR.value and not DRY_RUN.value:
         raise InputError("--for compiles for devices that are not here; add --dry_run.")
     if DRY_RUN.value:
@@ -44,13 +41,13 @@ def main() -> int:
     workdir = Path(WORKDIR.value) if WORKDIR.value else usual
     try:
         return training.train(config, workdir, HOSTS.value)
-    except SaveError as error:
+    except checkpoints.SaveError as error:
         end_process(f"error: {error}", 1)  # threads of a failed save never end
-    except NotFinite as error:
+    except step_log.NotFinite as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 1
     except FeedbackLost as error:
-        log(f"error: {str(error).rstrip('.')}. Give the same command to go on.")
+        run.log(f"error: {str(error).rstrip('.')}. Give the same command to go on.")
         return 1
     except InputError:
         raise

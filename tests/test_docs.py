@@ -24,6 +24,7 @@ from typing import NamedTuple
 import pytest
 
 from qrag_jax.__main__ import COMMANDS
+from qrag_jax.runtime.config_fields import described
 from tests.entry_points import FLOAT32, ROOT, SHARED, Commands, json_lines
 from tests.support.worlds import record_of, write_lines
 
@@ -70,7 +71,7 @@ def known_fields() -> set[str]:
     """The fields of all systems."""
     modules = ("q_rag", "harr", "rlvr", "leret", "deepretrieval")
     made = (importlib.import_module(f"qrag_jax.systems.{name}.config") for name in modules)
-    names = {name for each in made for name, *_ in each.CONFIG.help_lines()}
+    names = {name for each in made for name, *_ in described(each.CONFIG, "")}
     return {re.sub(r"data\.sources\.\w+", "data.sources.NAME", name) for name in names}
 
 

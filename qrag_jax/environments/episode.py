@@ -214,11 +214,3 @@ def usable(value: T | Failure) -> T:
     if isinstance(value, Failure):
         raise Unplayable(value.cause, value.message)
     return value
-
-
-@dataclasses.dataclass(frozen=True)
-class Limits:
-    """How long an episode of an agent that retrieves may be."""
-
-    max_hops: int = 4  # retrievals; after the last one a final answer is asked for
-    max_turns: int = 5  # Search-R1: replies of the model before that, unusable ones included

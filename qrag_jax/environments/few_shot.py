@@ -17,9 +17,7 @@ from typing import Any, NamedTuple
 from qrag_jax.data.sample import Draw
 from qrag_jax.environments.queries import Example, Pool, QueryPrompt, QueryState, Variant, key_of
 from qrag_jax.errors import Count, InputError, Natural
-from qrag_jax.runtime.bounded_json import content, typed
-from qrag_jax.runtime.config_fields import internal
-from qrag_jax.runtime.whole_files import reading, write_json
+from qrag_jax.runtime import bounded_json, config_fields, whole_files
 
 NAME = "few_shot.json"
 _STREAM = 4  # of `Draw`; 0 to 3 draw questions, demonstrations and their styles
@@ -36,7 +34,7 @@ class FewShotConfig:
     demonstrations: Count = 3  # examples in a prompt, each one hop of another question
     bootstrap_questions: Count = 50  # questions whose tries become examples
     rank_questions: Count = 50  # other questions, by which prompts are ranked
-    kept: int = internal(3)  # best prompts, which are used next to the bare one
+    kept: int = config_fields.internal(3)  # best prompts, which are used next to the bare one
     seed: Natural = 0  # draws the questions and the examples
 
     def __post_init__(self) -> None:
@@ -45,9 +43,7 @@ class FewShotConfig:
                 "config.few_shot.bootstrap_questions is below demonstrations; raise it."
             )
         if self.candidates < self.kept:
-            raise InputError(
-                f"config.few_shot.candidates is below config.tries.prompts, {self.kept}; raise it."
-            )
+            raise InputError("config.few_shot.candidates is below config.tries.prompts; raise it.")
 
 
 class Split(NamedTuple):
@@ -172,13 +168,10 @@ def kept_variants(
 ) -> tuple[Variant, ...]:
     """The best prompts of all rounds that read differently, best first; equal ones by rounds."""
     every = sorted((p for one in rounds for p in one), key=lambda p: -p.score)
-    kept: list[Variant] = []
-    seen = [prompt.tried(None)]
+    different: dict[Any, Variant | None] = {prompt.tried(None): None}  # the bare prompt
     for chosen in every:
-        variant = chosen.variant
-        if len(kept) < most and (messages := prompt.tried(variant)) not in seen:
-            kept.append(variant)
-            seen.append(messages)
+        different.setdefault(prompt.tried(chosen.variant), chosen.variant)
+    kept = [*filter(None, different.values())][:most]
     if not kept:
         raise InputError(
             "fewer than half of the tries of all prompts with examples were scored; see the masked "
@@ -208,15 +201,13 @@ class FewShotPrompts:
 
 
 def write_few_shot(path: Path, prompts: FewShotPrompts) -> None:
-    write_json(path, dataclasses.asdict(prompts))
+    whole_files.write_json(path, dataclasses.asdict(prompts))
 
 
 def read_few_shot(path: Path, template: str) -> FewShotPrompts:
     """Reads what `write_few_shot` wrote; `template`: fingerprint of the prompt that is in use."""
-    with reading(path, "remove it, and make the prompts again"):
-        prompts = typed(FewShotPrompts, content(path))
+    with whole_files.reading(path, "remove it, and make the prompts again"):
+        prompts = bounded_json.typed(FewShotPrompts, bounded_json.content(path))
     if prompts.template != template:
-        raise InputError(
-            f"{path} is for another prompt ({prompts.template:.60}, not {template}); make it again."
-        )
+        raise InputError(f"{path} is of another prompt than {template}; make it again.")
     return prompts

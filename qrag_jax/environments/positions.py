@@ -36,9 +36,7 @@ PARTS = 5  # of a document, each with its own indent (`num_splits`)
 def check_chunks(kind: str, chunks: int) -> None:
     """Refuses documents that have more chunks than there are positions."""
     if kind == RANDOM_PUBLISHED and chunks > MOST_CHUNKS:
-        raise InputError(
-            f"config.env.positions={kind} has {MOST_CHUNKS} chunks, not {chunks}; give random."
-        )
+        raise InputError(f"config.env.positions={kind} has no {chunks} chunks; give random.")
 
 
 def last_position(kind: str, chunks: int, max_steps: int) -> int:

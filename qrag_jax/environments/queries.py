@@ -242,9 +242,8 @@ def prompt_kind(name: str, form: str = "", *, boolean: bool = False) -> PromptKi
     kind = PROMPTS.get(name)
     if kind is None or form not in ("", kind.form) or boolean > kind.boolean:
         raise InputError(
-            f"config.writing.prompt is {name!r}, config.writing.form {form!r} and "
-            f"config.writing.boolean {boolean}; use one of {', '.join(PROMPTS)} without the "
-            f"others, or a .txt file with one of the forms {', '.join(FORMS)}."
+            f"config.writing.prompt is {name!r}; use one of {', '.join(PROMPTS)} without form and "
+            f"boolean, or a .txt file with config.writing.form, {' or '.join(FORMS)}."
         )
     return kind
 

@@ -24,7 +24,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from qrag_jax.data.sample import Passage, Sample
 from qrag_jax.environments import episode
-from qrag_jax.environments.episode import Hop, Limits, Steps, Task, Unplayable, line_of
+from qrag_jax.environments.episode import Hop, Steps, Task, Unplayable, line_of
 from qrag_jax.errors import InputError
 from qrag_jax.llm.outcomes import Answer, ChatRequest, CompletionRequest, Failure, reads_by
 from qrag_jax.llm.text.extraction import bare_line, last_object
@@ -132,7 +132,7 @@ class Asking(SearchingAgent):
     final: Prompt  # asks for the answer at the limit
     reader: Prompt  # asks what passages say
     generation: Generation  # how replies are sampled
-    limits: Limits  # `max_hops` counts
+    max_hops: int  # most retrievals
 
     def __post_init__(self) -> None:
         prompts, slots = (self.planner, self.final, self.reader), (*self.SLOTS, _OF_READER)
@@ -140,13 +140,13 @@ class Asking(SearchingAgent):
             prompt.check(*names)
 
     def _asks(self, prompt: Prompt, question: str, hops: list[Hop]) -> Messages:
-        every = {"question": question, "max_hops": str(self.limits.max_hops)}
+        every = {"question": question, "max_hops": str(self.max_hops)}
         every |= dict.fromkeys(("searches", "steps"), listed(hops))
         return prompt.fill({slot: every[slot] for slot in prompt.slots})
 
     def answer(self, task: Task, trail: Trail) -> Steps[str]:
         talk = self._asks(self.planner, task.question, [])
-        while len(trail.hops) < self.limits.max_hops:
+        while len(trail.hops) < self.max_hops:
             move = yield from self._move(trail, talk)
             if not move.searches and move.text:
                 return move.text
@@ -180,10 +180,15 @@ class Asking(SearchingAgent):
 
     def _move(self, trail: Trail, talk: Messages) -> Steps[Move]:
         """What the model's reply asks for; if it is wrong, the model is corrected once."""
-        reads = reads_by(partial(self._read, trail))
+
+        def read(answer: Answer) -> Move | Failure:
+            said, cut_off = self.generation.said(answer), answer.finish_reason == "length"
+            return _ENDLESS if isinstance(said, Failure) else self._read(trail, said, cut_off)
+
         for _ in range(2):
-            answer = yield from trail.ask(self.generation.request(talk, reads, **self.EXTRA))
-            move = self._read(trail, answer)
+            request = self.generation.request(talk, reads_by(read), **self.EXTRA)
+            answer = yield from trail.ask(request)
+            move = read(answer)
             if isinstance(move, Move):
                 return move
             wrong = move
@@ -195,7 +200,7 @@ class Asking(SearchingAgent):
         """What the planner reads after a hop: all steps so far."""
         return self._asks(self.planner, task.question, trail.hops)
 
-    def _read(self, trail: Trail, answer: Answer) -> Move | Failure:
+    def _read(self, trail: Trail, said: str, cut_off: bool) -> Move | Failure:
         """What a reply asks for, or what is wrong with it, which the model reads."""
         raise NotImplementedError
 
@@ -208,10 +213,7 @@ class ReAct(Asking):
         line = f"{hop.status}: {hop.answer}".rstrip()
         return (*talk, ("assistant", harmless(move.said)), ("user", harmless(line)))
 
-    def _read(self, trail: Trail, answer: Answer) -> Move | Failure:
-        said = self.generation.said(answer)
-        if isinstance(said, Failure):
-            return _ENDLESS
+    def _read(self, trail: Trail, said: str, cut_off: bool) -> Move | Failure:
         match = _ACTION.search(said)
         if match is None:
             return _malformed(
@@ -224,7 +226,7 @@ class ReAct(Asking):
         bare = bare_line(one_line(text))
         if not any(map(str.isalnum, bare)):
             return _malformed(f'There is nothing after "{name}:"; write it on the same line.')
-        if answer.finish_reason == "length" and not newline:
+        if cut_off and not newline:
             return _malformed(f"Your {name.lower()} was cut off; use fewer words.")
         if not searches and not trail.searches:
             return _not_searched("You have not searched yet; search once at least.")
@@ -235,11 +237,8 @@ class ReAct(Asking):
 class Planner(Asking):
     SLOTS = ("question", "steps", "max_hops"), ("question", "steps")
 
-    def _read(self, trail: Trail, answer: Answer) -> Move | Failure:
+    def _read(self, trail: Trail, said: str, cut_off: bool) -> Move | Failure:
         """The sub-question, or the end; the strategy only makes the model think of other ways."""
-        said = self.generation.said(answer)
-        if isinstance(said, Failure):
-            return _ENDLESS
         action_json = last_object(said, ("action",))
         if action_json is None:
             return _malformed('Your reply has no JSON object with an "action".')
@@ -293,7 +292,8 @@ class SearchR1(SearchingAgent):
     # turns the messages into the text that the model continues (`generation`)
     chat_text: Callable[[Messages], str]
     generation: Generation  # how replies are sampled; `max_tokens` counts for each turn
-    limits: Limits  # both count
+    max_hops: int  # most retrievals; behind them the final answer is asked for
+    max_turns: int  # most replies of the model before that, unusable ones included
 
     def __post_init__(self) -> None:
         self.prompt.check("question")
@@ -302,7 +302,7 @@ class SearchR1(SearchingAgent):
         text = self.chat_text(self.prompt.fill({"question": task.question}))
         sub_query = thought = ""
         reads = reads_by(lambda answer: read_turn(answer).action or None)
-        for _ in range(self.limits.max_turns):
+        for _ in range(self.max_turns):
             request = self.generation.continuation(text, reads, stop=[*R1_STOP])
             turn = read_turn((yield from trail.ask(request)))
             thought = turn.thought or thought
@@ -313,7 +313,7 @@ class SearchR1(SearchingAgent):
                 text += turn.text + CORRECTION
                 continue
             _note(trail, sub_query, thought)
-            if trail.searches == self.limits.max_hops:
+            if trail.searches == self.max_hops:
                 text += turn.text[: turn.text.rindex("<search>")]
                 break
             sub_query, thought = turn.content, ""
@@ -413,14 +413,14 @@ class Scripted(SearchingAgent):
     # By the question's id; `data.loading` keeps no question without one, or with more than
     # `max_hops` hops.
     questions: Mapping[str, Sample]
-    limits: Limits  # `max_hops` counts
+    max_hops: int  # most retrievals
 
     def answer(self, task: Task, trail: Trail) -> Steps[str]:
         whole, answers = self.questions[task.id], list[str]()
         for hop in whole.hops:
             sub_query, reply = hop.filled(answers), ""
             while not reply:
-                if trail.searches == self.limits.max_hops:
+                if trail.searches == self.max_hops:
                     return ""
                 passages = yield from trail.search(sub_query)
                 reply = named(hop.answers, map(line_of, passages))
@@ -448,17 +448,17 @@ def _words(text: str) -> str:
 @dataclasses.dataclass(frozen=True)
 class OwnAgent(SearchingAgent):
     code: OwnCode
-    limits: Limits  # `max_hops` counts
+    max_hops: int  # most retrievals
 
     @classmethod
-    def load(cls, path: str, limits: Limits) -> OwnAgent:
+    def load(cls, path: str, max_hops: int) -> OwnAgent:
         code = own_code.load(path, PATH, _TAKES)
         if not inspect.isgeneratorfunction(code.function):
             raise InputError(f"{PATH} is {path}, which is no generator; yield the searches.")
-        return cls(code, limits)
+        return cls(code, max_hops)
 
     def answer(self, task: Task, trail: Trail) -> Steps[str]:
-        most, texts, last, ended = self.limits.max_hops, None, "", False
+        most, texts, last, ended = self.max_hops, None, "", False
         steps = self.code.function(question=task.question, max_searches=most)
         with contextlib.closing(steps):
             while True:

@@ -43,29 +43,24 @@ class TasksConfig:
 
     def __post_init__(self) -> None:
         if 0 < self.max_hops < self.min_hops:
-            raise InputError(
-                f"config.tasks.max_hops, {self.max_hops}, is below min_hops; raise it."
-            )
+            raise InputError("config.tasks.max_hops is below min_hops; raise it.")
 
 
-def tasks_of(samples: Iterable[Sample], config: TasksConfig | None = None) -> list[ToolTask]:
+def tasks_of(samples: Iterable[Sample], config: TasksConfig) -> list[ToolTask]:
     """The tasks of all questions within the limits of hops."""
-    config = config or TasksConfig()
     every = [task_of(s, config) for s in samples]
     fewest, most = config.min_hops, config.max_hops or math.inf
     tasks = [task for task in every if fewest <= task.hops <= most]
     if not tasks:
         hops = sorted(task.hops for task in every) or [0]
         raise InputError(
-            f"no question has config.tasks.min_hops to max_hops hops; they have {hops[0]} to "
-            f"{hops[-1]}."
+            f"no question has config.tasks.min_hops to max_hops; they have {hops[0]} to {hops[-1]}."
         )
     return tasks
 
 
-def task_of(sample: Sample, config: TasksConfig | None = None) -> ToolTask:
+def task_of(sample: Sample, config: TasksConfig) -> ToolTask:
     """One question as a task; its hops are its supporting documents."""
-    config = config or TasksConfig()
     if not sample.answers:
         raise InputError(f"the question {sample.id!r} has no answer; leave it out.")
     documents = []

@@ -62,10 +62,7 @@ class ToolFunctions:
         with self._lock:
             process = self._process
             if self._start()["digest"] != self.digest:
-                raise InputError(
-                    f"{PATH} is {process.fields['path']}, which has changed since the "
-                    "command began; start it again."
-                )
+                raise InputError(f"{PATH} {process.fields['path']} has changed; start again.")
             process.say("call", name=name, arguments=arguments)
             message, lost = None, "ended without a result"
             try:

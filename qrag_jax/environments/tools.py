@@ -18,17 +18,9 @@ from typing import Any
 
 from qrag_jax.environments import episode, tool_functions
 from qrag_jax.errors import InputError
+from qrag_jax.llm.text import tool_calls
 from qrag_jax.llm.text.prompts import Messages, Prompt, harmless, one_line
-from qrag_jax.llm.text.tool_calls import (
-    HERMES,
-    Malformed,
-    ToolCall,
-    argument_of,
-    check_call,
-    describe,
-    read_calls,
-    tool,
-)
+from qrag_jax.llm.text.tool_calls import HERMES, Malformed, ToolCall, tool
 
 RETRIEVE, GET, COMPLETE = TOOLS = ("retrieve_documents", "get_document", "complete")
 NOTHING = "No document was found."
@@ -73,8 +65,7 @@ class ToolAgent:
     def __post_init__(self) -> None:
         if taken := [name for name in self._functions if name in TOOLS]:
             raise InputError(
-                f"{tool_functions.PATH} has a function {taken[0]}, which is the name of a tool of "
-                "the agent's; rename it, or begin its name with _."
+                f"{tool_functions.PATH} has a function {taken[0]}, a tool of the agent; rename it."
             )
         self.prompt.check("question", optional=("tools",))
 
@@ -89,7 +80,7 @@ class ToolAgent:
         return (*(every[name] for name in self.tools), *self.functions)
 
     def opening(self, question: str) -> Messages:
-        texts = {"question": question, "tools": describe(self.schemas, self.form)}
+        texts = {"question": question, "tools": tool_calls.describe(self.schemas, self.form)}
         return self.prompt.fill({slot: texts[slot] for slot in self.prompt.slots})
 
     def play(self, task: episode.ToolTask) -> episode.Play:
@@ -107,7 +98,8 @@ class ToolAgent:
             if said.finish == "length":
                 trail.tally.truncated = True
                 return trail.closed({})
-            calls = [self._checked(call, trail) for call in read_calls(said.text, self.form)]
+            read = tool_calls.read_calls(said.text, self.form)
+            calls = [self._checked(call, trail) for call in read]
             last = [call for call in calls if isinstance(call, ToolCall) and call.name == COMPLETE]
             if last:
                 trail.tally.completed = True
@@ -128,7 +120,7 @@ class ToolAgent:
         if isinstance(call, ToolCall) and call.name in self._functions:
             return call  # its arguments are checked where the function is called
         known = isinstance(call, Malformed) or call.name in self.tools
-        checked = check_call(call, self.schemas) if isinstance(call, ToolCall) else call
+        checked = tool_calls.check_call(call, self.schemas) if isinstance(call, ToolCall) else call
         if isinstance(checked, ToolCall) and checked.name == RETRIEVE:
             query = one_line(checked.arguments["query"])
             checked = ToolCall(RETRIEVE, {**checked.arguments, "query": query})
@@ -182,7 +174,7 @@ def _fields(call: ToolCall) -> tuple[dict[str, Any], bool]:
     for name, schema in _FIELDS.items():
         if name not in call.arguments:
             continue
-        value = argument_of(call.arguments[name], schema)
+        value = tool_calls.argument_of(call.arguments[name], schema)
         if not isinstance(value, Malformed) and (
             value.strip() if isinstance(value, str) else value
         ):

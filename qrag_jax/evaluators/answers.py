@@ -23,7 +23,7 @@ from qrag_jax.llm.text.generation import Generation
 from qrag_jax.metrics import row_log
 from qrag_jax.metrics import row_log as logs
 from qrag_jax.metrics.answers import whole_answers
-from qrag_jax.metrics.facts import Filter, fact_em, fact_f1
+from qrag_jax.metrics.facts import Filter, scored
 
 # Asks a language model: one outcome per request, in their order; a failure raises no error.
 Submit = Callable[[Sequence[ChatRequest]], "Future[list[Outcome]]"]
@@ -65,8 +65,7 @@ def golds_of(path: Path, ids: set[str]) -> dict[str, Gold]:
                 raise InputError(f"{where}: {error}; download the file again") from None
     if missing := sorted(ids - set(golds)):
         raise InputError(
-            f"{path} has no record of {len(missing)} of the log's questions, for example "
-            f"{missing[0]}; give the file that the log's questions are from, or no --data"
+            f"{path} lacks {len(missing)} of the log's questions, as {missing[0]}; give their file"
         )
     return golds
 
@@ -192,21 +191,8 @@ def pool_rows(log: Path) -> list[logs.Row]:
         pool, place = row.hops[-1].pool, {name: n for n, name in enumerate(row.texts)}
         facts, taken = ([place[name] for name in names] for names in (row.gold, pool))
         answer, *aliases = row.answers or ("",)
-        pooled.append(
-            logs.Row(
-                id=row.id,
-                question=row.question,
-                answer=answer,
-                sf_idx=facts,
-                pred_idx=taken,
-                q_values=[],
-                sf_texts=[row.texts[name] for name in row.gold],
-                pred_texts=[row.texts[name] for name in pool],
-                text_len=sum(len(row.texts[name]) for name in pool),
-                f1=fact_f1(facts, taken),
-                em=fact_em(facts, taken),
-                aliases=aliases,
-                source=row.source,
-            )
-        )
+        gold, read = ([row.texts[name] for name in names] for names in (row.gold, pool))
+        about: Any = {"text_len": sum(map(len, read)), "aliases": aliases, "source": row.source}
+        played = logs.Row(row.id, row.question, answer, facts, taken, [], gold, read, **about)
+        pooled.append(scored(played))
     return pooled

@@ -24,17 +24,14 @@ from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, 
 from qrag_jax.feedback.rewards import Rewards
 from qrag_jax.learners.two_towers import Feedback
 from qrag_jax.llm.outcomes import Failure
-from qrag_jax.metrics.answers import INFRASTRUCTURE
-from qrag_jax.metrics.bootstrap import means
-from qrag_jax.metrics.facts import fact_columns, fact_em, fact_f1, score_columns, until_found
+from qrag_jax.metrics import answers, bootstrap
+from qrag_jax.metrics.facts import fact_columns, score_columns, scored, until_found
 from qrag_jax.metrics.row_log import RETRIEVALS, Row
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.embedding import Params
 from qrag_jax.rollouts.chunks import Actor, Draws, rollout
-from qrag_jax.runtime import hosts
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime import hosts, interrupt, platform
 from qrag_jax.runtime.mesh import BATCH_AXES, shard_batch
-from qrag_jax.runtime.platform import compiler_options
 
 
 class Played(NamedTuple):
@@ -89,7 +86,7 @@ def make_play(
         play,
         in_shardings=(shardings, NamedSharding(mesh, by_episode)),
         out_shardings=NamedSharding(mesh, by_episode),
-        compiler_options=compiler_options(mesh, adapters=isinstance(shardings, Adapted)),
+        compiler_options=platform.compiler_options(mesh, adapters=isinstance(shardings, Adapted)),
     )
 
 
@@ -148,22 +145,11 @@ def play_columns(rows: Sequence[Row]) -> dict[str, list[float]]:
 
 def make_row(sample: Sample, taken: list[int], q: list[float], ret: float | None) -> Row:
     """The retrieval log's row of one played episode; `ret` None: it has no return."""
-    return Row(
-        id=sample.id,
-        question=sample.question,
-        answer=sample.answers[0] if sample.answers else "",
-        sf_idx=list(sample.support),
-        pred_idx=taken,
-        q_values=q,
-        sf_texts=[sample.chunks[i] for i in sample.support],
-        pred_texts=[sample.chunks[i] for i in taken],
-        ret=ret,
-        text_len=sum(map(len, sample.chunks)),
-        f1=fact_f1(sample.support, taken) if sample.support else None,
-        em=fact_em(sample.support, taken) if sample.support else None,
-        aliases=list(sample.answers[1:]),
-        source=sample.source,
-    )
+    answer, *aliases = sample.answers or ("",)
+    gold, read = ([sample.chunks[i] for i in indices] for indices in (sample.support, taken))
+    length, support = sum(map(len, sample.chunks)), [*sample.support]
+    row = Row(sample.id, sample.question, answer, support, taken, q, gold, read, ret, length)
+    return scored(dataclasses.replace(row, aliases=aliases, source=sample.source))
 
 
 # ---------------------------------------------------------------- during training
@@ -190,11 +176,11 @@ class TrainingScores:
     stops_before: int  # T, actions per episode, if there is a STOP action; else 0
 
     def evaluate(
-        self, params: Any, step: int, rewards: Rewards | None, stop: StopSignal
+        self, params: Any, step: int, rewards: Rewards | None, stop: interrupt.StopSignal
     ) -> Evaluation:
         multi, single = self.episodes.rows(params)
         columns = play_columns(multi)
-        scores, single_scores = means(columns), means(play_columns(single))
+        scores, single_scores = bootstrap.means(columns), bootstrap.means(play_columns(single))
         if rewards is not None:
             columns["return"], broken = self._returns(multi, rewards, stop)
             scores |= {
@@ -214,7 +200,7 @@ class TrainingScores:
         return scored
 
     def _returns(
-        self, rows: Sequence[Row], asks: Rewards, stop: StopSignal
+        self, rows: Sequence[Row], asks: Rewards, stop: interrupt.StopSignal
     ) -> tuple[list[float], int]:
         """The returns of the questions that the model scored, in order.
 
@@ -239,7 +225,7 @@ class TrainingScores:
                     terms = (self.gamma**t * reward for t, reward in enumerate(episode.rewards))
                     returns.append((sum(terms), False))
                 else:
-                    returns.append(None if episode.cause in INFRASTRUCTURE else (0.0, True))
+                    returns.append(None if episode.cause in answers.INFRASTRUCTURE else (0.0, True))
             return returns
 
         scored = [r for r in of_all_hosts(len(rows), ask) if r is not None]

@@ -18,11 +18,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from qrag_jax.metrics import bootstrap, row_log
 from qrag_jax.metrics import row_log as logs
-from qrag_jax.metrics.bootstrap import Values, half_width
-from qrag_jax.metrics.row_log import RowLog
-from qrag_jax.runtime import hosts, whole_files
-from qrag_jax.runtime.bounded_json import typed
+from qrag_jax.runtime import bounded_json, hosts, whole_files
 
 LONGEST = 300  # characters that are shown of a text
 _MOST_FOUND, _MOST_REWRITTEN = 10, 30  # passages of a search in texts; of a rewritten one on pages
@@ -207,7 +205,7 @@ def _rewrites(row: logs.RewriteRow, settings: Settings) -> Episode:
 
 
 # Kind → the logs of this kind, and (row, the run's settings) → episode.
-KINDS: dict[str, tuple[RowLog, Callable[[Any, Settings], Episode]]] = {
+KINDS: dict[str, tuple[row_log.RowLog, Callable[[Any, Settings], Episode]]] = {
     logs.RETRIEVALS.name: (logs.RETRIEVALS, _chunks),
     logs.PREDICTIONS.name: (logs.PREDICTIONS, _tokens),
     logs.HOPS.name: (logs.HOPS, _hops),
@@ -283,7 +281,7 @@ def first_record(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             line = next(whole_files.bounded_lines(file, path, GIVE), b"null")
-        return typed(dict[str, Any], line)
+        return bounded_json.typed(dict[str, Any], line)
     except (OSError, ValueError):  # InputError is a ValueError, too
         return {}
 
@@ -308,7 +306,7 @@ Sampler = Callable[[int], EpisodeSample]
 
 
 def sampler(
-    log: RowLog, played: Sequence[Any], row_of: Callable[[Any], Any] = lambda row: row
+    log: row_log.RowLog, played: Sequence[Any], row_of: Callable[[Any], Any] = lambda row: row
 ) -> Sampler:
     """The sampler of an evaluation, with the same places each time, spread evenly.
 
@@ -392,14 +390,14 @@ class Evaluation(NamedTuple):
         line: str,
         scores: Mapping[str, float],
         best_by: str,
-        columns: Mapping[str, Values],
+        columns: Mapping[str, bootstrap.Values],
         **more: Any,
     ) -> Evaluation:
         """`columns` have the scores of each question, as far as it has them."""
         metrics = {f"eval/{name}": value for name, value in scores.items()}
         for name, values in columns.items():
             if name in scores and len(values) > 1:
-                metrics[f"eval_half_width/{name}"] = half_width(values)
+                metrics[f"eval_half_width/{name}"] = bootstrap.half_width(values)
         return cls(
             metrics=metrics,
             baselines={f"untrained/{name}": value for name, value in scores.items()},

@@ -117,9 +117,7 @@ def labelled_splits(
     sources = [*train.by_source.items(), *dev.by_source.items()]
     for name, samples in sources:
         if isinstance(samples, LazySamples):
-            raise InputError(
-                f"{reward}, but {name} makes documents with known facts; use {GROUND_TRUTH}."
-            )
+            raise InputError(f"{reward}, but {name} has known facts; use {GROUND_TRUTH}.")
     if len({name in OF_VALUES for name, _ in sources}) > 1:
         raise InputError(
             f"{reward}, which needs one chunk of most data and all values of "

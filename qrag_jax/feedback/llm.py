@@ -78,10 +78,7 @@ class Asking:
         """
         right = distinct(sample.answers)
         if not right:
-            raise InputError(
-                f"{place}: sample {sample.id} has no right answer to score against (field 'answer' "
-                "is empty); give data with answers"
-            )
+            raise InputError(f"{place}: sample {sample.id} has no right 'answer'; give one")
         usual = answer_rule(sample.source)
         rule = usual if self.metric == AUTO else self.metric
         try:

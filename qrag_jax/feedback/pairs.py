@@ -186,9 +186,7 @@ class PairsConfig:
 
     def __post_init__(self) -> None:
         if not all(normalised_query(text) for text in self.degenerate):
-            raise InputError(
-                "config.pairs.degenerate has an empty text, which is in every query; leave it out."
-            )
+            raise InputError("config.pairs.degenerate has an empty text; leave it out.")
 
 
 COLUMNS = ("prompt", "chosen", "rejected")  # TRL's
@@ -210,16 +208,11 @@ def write_pairs(path: Path, pairs: Iterable[tuple[str, str, str]]) -> None:
     write_whole(path, "".join(f"{line}\n" for line in lines))
 
 
-class Pair(NamedTuple):
-    winner: int  # places in `StatePairs.queries`
-    loser: int
-
-
 @dataclasses.dataclass(frozen=True)
 class StatePairs:
-    at: StateKey | None  # None if it has no tries
+    at: StateKey
     queries: tuple[Try, ...]  # the best try of each distinct query, lowest reward first
-    pairs: tuple[Pair, ...]  # of these queries
+    pairs: tuple[tuple[int, int], ...]  # places of the winner and the loser among the queries
     target: int | None  # place of the query that SFT learns; None: this state is not for SFT
     reason: str  # one of `REASONS`
 
@@ -242,7 +235,7 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
             best[text] = t
     queries = tuple(best.values())
     reason, target = UNSCORED, None
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[tuple[int, int], ...] = ()
     if len(levels) == 1:
         none = all(t.scores[RECALL] == 0 for t in scored)
         all_gold = all(t.scores[ALL_GOLD] == 1 for t in scored)
@@ -252,13 +245,7 @@ def pairs_of(tries: Sequence[Try], config: PairsConfig) -> StatePairs:
         reason = PAIRED if pairs else UNPAIRED
         if ascending:
             target = [*best].index(normalised_query(ascending[-1].query))
-    return StatePairs(
-        at=tries[0].at if tries else None,
-        queries=queries,
-        pairs=pairs,
-        target=target,
-        reason=reason,
-    )
+    return StatePairs(tries[0].at, queries, pairs, target, reason)
 
 
 def normalised_query(query: str) -> str:
@@ -266,11 +253,11 @@ def normalised_query(query: str) -> str:
     return " ".join(query.casefold().split())
 
 
-def _adjacent(queries: Sequence[Try]) -> Iterator[Pair]:
+def _adjacent(queries: Sequence[Try]) -> Iterator[tuple[int, int]]:
     """Pairs of queries, whose rewards ascend: of each level and the next one."""
     by = itertools.groupby(range(len(queries)), lambda place: level_of(queries[place]))
     for lower, higher in itertools.pairwise([[*places] for _, places in by]):
-        yield from (Pair(winner, loser) for loser in lower for winner in higher)
+        yield from ((winner, loser) for loser in lower for winner in higher)
 
 
 # ---------------------------------------------------------------- their report
@@ -298,9 +285,8 @@ def check_found(tries: Sequence[Try]) -> None:
     scored = [t for t in tries if t.scored]
     if scored and all(t.scores[RECALL] == 0 for t in scored):
         raise InputError(
-            f"none of {len(scored)} tries with a score found a gold page; see whether the corpus "
-            "(config.search.index) and the gold pages of the questions (config.search.gold_by) "
-            "belong together, or let the model learn from demonstrations first."
+            f"none of {len(scored)} tries found a gold page; see whether config.search.index and "
+            "config.search.gold_by fit the questions, or let the model learn from demonstrations."
         )
 
 
@@ -308,7 +294,6 @@ def check_pairs(states: Sequence[StatePairs]) -> None:
     """Refuses tries from which no preference can be learned."""
     if not any(s.reason == PAIRED for s in states):
         raise InputError(
-            f"no state of {len(states)} has pairs ({_reasons(states)}); where all tries are worth "
-            "the same, raise config.sampling.temperature, or take more samples or other questions; "
-            "else see which queries config.pairs.degenerate drops, or are empty or too long."
+            f"no state of {len(states)} has pairs ({_reasons(states)}); raise "
+            "config.sampling.temperature, take more samples, or see config.pairs.degenerate."
         )

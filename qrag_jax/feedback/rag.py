@@ -72,7 +72,6 @@ _OF_GOLD_PASSAGES = ("recall", "ndcg", "hop_recall", "hop_ndcg")
 class Scored:
     episode: dict[str, float]  # name → reward of the whole episode
     hops: dict[str, tuple[float, ...]]  # name → `[hop]` rewards
-    searches: int  # number of hops
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,8 +87,7 @@ class Mixture:
         for name, weight in self.weights.items():
             if not math.isfinite(weight) or weight == 0:
                 raise InputError(
-                    f"config.reward.mixture has the weight {weight} for {name}; use a number that "
-                    "is not 0, or leave it out."
+                    f"config.reward.mixture has the weight {weight} for {name}; give another."
                 )
         if "rouge_l" in self.weights:
             answers.rouge_scorer()
@@ -103,9 +101,7 @@ class Mixture:
             try:
                 weight = float(number) if equals else 1.0
             except ValueError:
-                raise InputError(
-                    f"config.reward.mixture has {part!r}; write NAME=NUMBER, such as f1=1."
-                ) from None
+                raise InputError(f"config.reward.mixture has {part!r}; write NAME=NUMBER") from None
             if name in weights:
                 raise InputError(f"config.reward.mixture has {name} twice; add its weights up.")
             weights[name] = weight
@@ -118,8 +114,7 @@ class Mixture:
         needs = [name for name in self.weights if name in _OF_GOLD_PASSAGES]
         if needs and not gold.relevant:
             raise InputError(
-                f"question {gold.id} has no gold passages, which the reward {needs[0]} needs; give "
-                "data with gold passages, or leave out this reward."
+                f"question {gold.id} has no gold passages; leave out the reward {needs[0]}."
             )
 
     def score(
@@ -153,7 +148,7 @@ class Mixture:
                 if failed := [r for r in relevance if isinstance(r, Failure)]:
                     return failed[0]
                 of_hops[name] = tuple(r for r in relevance if not isinstance(r, Failure))
-        return Scored(episode, of_hops, len(hops))
+        return Scored(episode, of_hops)
 
     def total(self, scored: Scored) -> float:
         """The weighted sum of all rewards of an episode."""

@@ -82,8 +82,6 @@ class Patience:
     remedy: str  # what to do if trying again is in vain
     broken: type  # the class of a failure, which has a cause and a message
     hopeless: Sequence[str] = PERMANENT  # causes
-    what: str = "broke"  # of the episodes, for the lines; so is `again`
-    again: str = "playing them again"
 
     def play(self, starts: Sequence[Any], play: Callable[[Sequence[Any]], list[Any]]) -> list[Any]:
         """The episodes of these starts, of which at most the allowed share is broken."""
@@ -110,13 +108,13 @@ class Patience:
             hopeless = [e for e in failed if e.cause in self.hopeless]
             if len(hopeless) > most:
                 raise FeedbackLost(
-                    f"{len(hopeless)} of {len(items)} episodes {self.what}, and {self.again} would "
-                    f"change nothing ({_causes(hopeless)}); {self.remedy}"
+                    f"{len(hopeless)} of {len(items)} episodes have no result, and trying again "
+                    f"would change nothing ({_causes(hopeless)}); {self.remedy}"
                 )
             self.log(
-                f"paused: {len(failed)} of {len(items)} episodes {self.what} "
-                f"({_causes(failed)}); {self.again} in {seconds:.0f} s. Stopped and "
-                "given again, the command goes on from here, with other values of config.llm too."
+                f"paused: {len(failed)} of {len(items)} episodes have no result "
+                f"({_causes(failed)}); trying again in {seconds:.0f} s. Stopped and given again, "
+                "the command goes on from here, with other values of config.llm too."
             )
             pause(seconds, self.watch)
             seconds = min(2 * seconds, LONGEST_PAUSE)
@@ -281,9 +279,8 @@ class Rewards:
             asked.future = self._pool.submit(self._passing, asked.questions, rewards)
             return arrived()
 
-        words = {"what": "have no reward", "again": "asking again"}
         share = self.settings.max_failure_share
-        patience = Patience(share, watch, self.log, self.remedy, Failure, **words)
+        patience = Patience(share, watch, self.log, self.remedy, Failure)
         return patience.few_failed(arrived(), again)
 
     def close(self) -> None:

@@ -99,9 +99,8 @@ class RewriteRewardConfig:
         for name, value in needed.items():
             if getattr(self, name) != value:
                 raise InputError(
-                    f"config.reward.tiers is {self.tiers!r} and config.reward.{name} is "
-                    f"{getattr(self, name)!r}, but tiers are rewards as they were published; set "
-                    f"it to {value!r}, or leave tiers empty."
+                    f"config.reward.tiers {self.tiers!r} were published with config.reward.{name}="
+                    f"{value!r}; set it so, or leave tiers empty."
                 )
 
     @property

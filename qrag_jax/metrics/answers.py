@@ -148,9 +148,7 @@ def babilong(prediction: str, golds: Sequence[str], task: str, question: str) ->
         label = gold.strip().lower()
         labels = next((labels for labels in BABILONG_LABELS[task] if label in labels), None)
         if labels is None:
-            raise InputError(
-                f"{gold!r} is no label of the BABILong task {task}; score other data by squad"
-            )
+            raise InputError(f"{gold!r} is no label of the BABILong task {task}; use squad")
         named = {word for word in labels if word in sentence and word not in asked}
         scores.append(Scores(float(named == {label}), _token_f1(named, {label})))
     return Scores(max(score.em for score in scores), max(score.f1 for score in scores))

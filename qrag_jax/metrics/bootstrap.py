@@ -49,14 +49,6 @@ def half_width(values: Values) -> float:
     return 1.96 * float(np.std(values, ddof=1)) / math.sqrt(len(values))
 
 
-def paired_interval(a: Values, b: Values) -> tuple[float, float, float]:
-    """Mean of `a - b` over the same samples, `[n]` each in one order, with its interval.
-
-    Samples are drawn as pairs, so the difficulty of a sample for both cancels out.
-    """
-    return mean_interval([float(x) - float(y) for x, y in zip(a, b, strict=True)])
-
-
 def crossed_interval(values: NDArray[np.floating]) -> tuple[float, float, float]:
     """Mean and bootstrap interval of `[trainings, questions]`: (mean, low, high).
 
@@ -100,12 +92,11 @@ def with_intervals(columns: Mapping[str, Values]) -> dict[str, dict[str, float]]
 
 
 def gains(columns: Mapping[str, Values], others: Mapping[str, Values]) -> dict[str, dict]:
-    """The paired differences of all columns, as `with_intervals`; {} of nothing."""
-    return {
-        name: named(paired_interval(values, others[name]))
-        for name, values in columns.items()
-        if len(values)
-    }
+    """The paired differences of all columns, as `with_intervals`; {} of nothing.
+
+    Values are of the same samples in one order, so what is hard for both cancels out.
+    """
+    return with_intervals({name: np.subtract(columns[name], others[name]) for name in columns})
 
 
 def named(interval: tuple[float, float, float]) -> dict[str, float]:
@@ -125,7 +116,7 @@ def score_table(
     gains: Iterable[tuple[str, Mapping[str, Any]]] = (),
     title: str = "",
 ) -> list[str]:
-    """Scores with their intervals, a line for each name; below them paired differences.
+    """Scores with their intervals, a line for each name; below them the gains over others.
 
     `counts` are further columns: heading → what a line has there, a format of its scores.
     """
@@ -139,7 +130,7 @@ def score_table(
         counted = (form.format_map(row) for form in counts.values())
         lines.append([name, *cells(row, "-" if row else ""), *counted])
     for name, row in gains:
-        lines.append([name, *cells(row, "", sign=True), *("" for _ in counts)])
+        lines.append([f"gain over {name}", *cells(row, "", sign=True), *("" for _ in counts)])
     return columns_text(lines)
 
 

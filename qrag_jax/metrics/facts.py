@@ -103,9 +103,7 @@ Filter = Callable[[Row], Row]
 def qvalue(row: Row, threshold: float) -> Row:
     """The chunks before the first step whose Q is at most `threshold`."""
     if len(row.q_values) != len(row.pred_idx):
-        raise InputError(
-            f"sample {row.id} lacks Q values of chunks; give a log of play, not a filtered one"
-        )
+        raise InputError(f"sample {row.id} lacks Q values; give a log that is not filtered")
     stops = (step for step, q in enumerate(row.q_values) if q <= threshold)
     return _keep(row, range(next(stops, len(row.pred_idx))))
 
@@ -126,8 +124,9 @@ def early_stop(row: Row) -> Row:
 
 def gt(row: Row) -> Row:
     """The supporting facts themselves, taken or not, in document order; they have no Q-values."""
-    facts = sorted(dict(zip(row.sf_idx, row.sf_texts, strict=True)).items())
-    return _scored(row, [index for index, _ in facts], [], [text for _, text in facts])
+    facts = dict(sorted(zip(row.sf_idx, row.sf_texts, strict=True)))
+    taken: Any = {"pred_idx": [*facts], "pred_texts": [*facts.values()], "q_values": []}
+    return scored(dataclasses.replace(row, **taken))
 
 
 def _hits(row: Row) -> list[int]:
@@ -164,24 +163,18 @@ def chunk_filter(name: str, parameters: Mapping[str, Any] | None = None) -> Filt
 
 
 def _keep(row: Row, steps: Sequence[int]) -> Row:
-    return _scored(
-        row,
-        [row.pred_idx[step] for step in steps],
-        # Rows that were not played (those of `gt`) have no Q values to cut.
-        [row.q_values[step] for step in steps] if row.q_values else [],
-        [row.pred_texts[step] for step in steps],
-    )
+    # Rows that were not played (those of `gt`) have no Q values to cut.
+    columns = ("pred_idx", "pred_texts", "q_values") if row.q_values else ("pred_idx", "pred_texts")
+    cut: Any = {name: [getattr(row, name)[step] for step in steps] for name in columns}
+    return scored(dataclasses.replace(row, **cut))
 
 
-def _scored(row: Row, taken: list[int], q_values: list[float], texts: list[str]) -> Row:
-    return dataclasses.replace(
-        row,
-        pred_idx=taken,
-        q_values=q_values,
-        pred_texts=texts,
-        f1=fact_f1(row.sf_idx, taken) if row.sf_idx else None,
-        em=fact_em(row.sf_idx, taken) if row.sf_idx else None,
-    )
+def scored(row: Row) -> Row:
+    """The row with its own F1 and EM; None where no facts are known."""
+    if not row.sf_idx:
+        return dataclasses.replace(row, f1=None, em=None)
+    both = row.sf_idx, row.pred_idx
+    return dataclasses.replace(row, f1=fact_f1(*both), em=fact_em(*both))
 
 
 FULL_BUDGET, UNTIL_FOUND = "full budget", "until found"
@@ -203,14 +196,8 @@ def until_found(row: Row) -> Row:
 
 # ---------------------------------------------------------------------------- comparisons
 
-TRAINED, UNTRAINED = "trained", "untrained"
-# (encoder, steps) → its line in the table
-NAMES = {
-    (UNTRAINED, "multi"): "untrained",
-    (UNTRAINED, "single"): "single_step",
-    (TRAINED, "single"): "single_step_trained",
-    (TRAINED, "multi"): "trained",
-}
+NAMES = ("untrained", "single_step", "single_step_trained", "trained")  # as the table has them
+UNTRAINED, SINGLE, SINGLE_TRAINED, TRAINED = NAMES
 PLANNED = "planned"  # the trained one, with beam search or a stopping rule
 
 
@@ -234,7 +221,7 @@ def compared(played: Mapping[str, list[Row]], *, in_full: bool) -> dict[str, Any
     columns = {name: score_columns(rows) for name, rows in (played if in_full else cut).items()}
     scores = ("fact_em", "fact_f1", "answer_found")
     shown = {name: columns[TRAINED][name] for name in scores if name in columns[TRAINED]}
-    others = (name for name in NAMES.values() if name != TRAINED)
+    others = (name for name in NAMES if name != TRAINED)
     summary["gains"] = {name: gains(shown, columns[name]) for name in others}
     return summary
 
@@ -266,21 +253,17 @@ def table(summary: dict[str, Any]) -> str:
     for other, differs in summary["gains"].items():
         differences = [f"{name} {interval_text(gain, sign=True)}" for name, gain in differs.items()]
         text.append(f"trained - {other.replace('_', ' ')}: {', '.join(differences)}")
-    text.append(
-        f"{summary['samples']} questions, {summary['checkpoint']} checkpoint of step "
-        f"{summary['step']}"
-    )
+    text.append("{samples} questions, {checkpoint} checkpoint of step {step}".format_map(summary))
     if summary["best_is_untrained"]:
         text.append(
-            "best = untrained: the best checkpoint is that of step 0; --checkpoint=last scores the "
-            "trained weights"
+            "best = untrained: the best checkpoint is of step 0; --checkpoint=last is trained"
         )
     return "\n".join(text)
 
 
 def _lines(title: str, summaries: dict[str, Any], ranked: Sequence[str]) -> list[str]:
     """The table of one mode; `ranked` lists its columns of recall@k."""
-    names = [name for name in (*NAMES.values(), PLANNED) if name in summaries]
+    names = [name for name in (*NAMES, PLANNED) if name in summaries]
     there = summaries[names[0]]  # all were asked the same questions
     columns = [c for c in ("fact_em", "fact_f1", "answer_found", "return") if c in there]
     bare = [column for column in ("fact_precision", "fact_recall", "steps") if column in there]

@@ -23,15 +23,18 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import InputError, Rule
 from qrag_jax.metrics.bootstrap import mean_interval
 
 Grades = Mapping[str, int]  # document → relevance; one at least is 1 or more
 Qrels = Mapping[str, Grades]  # by query
 Rankings = Mapping[str, Iterable[str]]  # query → documents, best first
 
-_NAME = re.compile(r"(?P<kind>recall|hit|rr|ap|ndcg)(@(?P<k>[1-9][0-9]{0,5}))?")
-_NEEDS_K = ("recall", "hit")
+_NAME = re.compile(r"(?P<kind>(?:recall|hit)(?=@)|rr|ap|ndcg)(?:@(?P<k>[1-9][0-9]{0,5}))?")
+NAMED = Rule(
+    lambda names: all(map(_NAME.fullmatch, names)),
+    "use recall@k, hit@k, or rr, ap or ndcg, perhaps with @k",
+)
 
 
 # The scores of a ranking that ends at place k; None: of all of it.
@@ -124,11 +127,8 @@ def cut_of(name: str) -> int | None:
 
 
 def _parsed(name: str) -> tuple[str, int | None]:
-    match = _NAME.fullmatch(name)
-    if match is None or (match["k"] is None and match["kind"] in _NEEDS_K):
-        raise InputError(
-            f"there is no measure {name!r}; use recall@k, hit@k, or rr, ap or ndcg, perhaps with @k"
-        )
+    if (match := _NAME.fullmatch(name)) is None:
+        raise InputError(f"there is no measure {name!r}; {NAMED.wanted}")
     return match["kind"], int(match["k"]) if match["k"] else None
 
 

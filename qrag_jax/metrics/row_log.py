@@ -59,9 +59,7 @@ class RowLog(Generic[R]):
             with path.open("rb") as file:
                 yield from (row for row, _ in self._rows(file, path))
         except OSError as error:
-            raise InputError(
-                f"{path} cannot be read ({error.strerror}); give a log of {self.name}."
-            ) from None
+            raise InputError(f"{path} cannot be read ({error.strerror}); give a log.") from None
 
     def _rows(self, file: BinaryIO, path: Path) -> Iterator[tuple[R, int]]:
         """The rows of whole lines, and how many bytes each has."""
@@ -218,9 +216,7 @@ def read_retrievals(path: Path, *, needs_facts: bool = True) -> list[Row]:
         raise InputError(f"{path} holds no row; give a log of `qrag evaluate`.")
     for number, row in enumerate(rows, start=1):
         if needs_facts and not row.sf_idx:
-            raise InputError(
-                f"{path}, line {number}: 'sf_idx' is empty; give a log of questions with facts."
-            )
+            raise InputError(f"{path}, line {number}: 'sf_idx' is empty; facts are needed.")
     return rows
 
 
@@ -410,10 +406,9 @@ PREDICTIONS = RowLog("tokens", Prediction)
 
 def scored_episodes(path: Path) -> list[Prediction]:
     """The episodes of a file, with what scores need alone: files of all tokens are large."""
-
-    def scored(row: Prediction) -> Prediction:
+    rows = list[Prediction]()
+    for row in PREDICTIONS.each(path):
         kept = {name: row.trajectory[name] for name in ("status", "parts")}
         kept["facts"] = {"tally": row.trajectory["facts"]["tally"]}
-        return dataclasses.replace(row, turns=[], trajectory=kept)
-
-    return [scored(row) for row in PREDICTIONS.each(path)]
+        rows.append(dataclasses.replace(row, turns=[], trajectory=kept))
+    return rows

@@ -32,20 +32,19 @@ def tune(
     *,
     test_log: Path | None = None,
     out: Path | None = None,
-    budgets: Sequence[str] | None = None,
+    budgets: Sequence[int] = (),
     objective: str = "fact_f1",
 ) -> list[str]:
     """Tunes the threshold and writes the files; the lines are the report on `test_log`, or a half.
 
-    `budgets` are fixed ones to compare with; None: 1, 2, …, all.
+    `budgets` are fixed ones to compare with; (): 1, 2, …, all.
     """
     parts, report = _parts(log, test_log)
     (held_out, (_, tuned)), (test, (_, tested)) = parts.items()
     if not any(row.pred_idx for row in tuned):
-        raise InputError(
-            f"{log} holds no chunk taken ('pred_idx'); give the log of play without stopping"
-        )
-    steps = _budgets(budgets, max(len(row.pred_idx) for row in (*tuned, *tested)))
+        raise InputError(f"{log} holds no chunk taken ('pred_idx'); give another log")
+    longest = max(len(row.pred_idx) for row in (*tuned, *tested))
+    steps = sorted({*(budgets or range(1, longest + 1))})
     thresholds, swept = sweep_thresholds(tuned)
     threshold = float(thresholds[choose(swept[objective], swept["steps"])])
     rules = {
@@ -87,9 +86,7 @@ def tune(
         text = ", ".join(f"{name} {interval_text(gain, sign=True)}" for name, gain in differences)
         report.append(f"{test}: {labels['threshold']} - {labels[other]}: {text}")
     if shared := len({row.id for row in tuned} & {row.id for row in tested}):
-        report.append(
-            f"note: {shared} ids are in both logs; a threshold is best tuned on other questions"
-        )
+        report.append(f"note: {shared} ids are in both logs; tune on other questions")
     folder = out or log.parent
     picture, path = folder / "stopping.png", folder / REPORT
     title = f"{objective} is highest at Q = {threshold:.4g} ({len(tuned)} questions)"
@@ -109,9 +106,7 @@ def _parts(log: Path, test: Path | None) -> tuple[dict[str, tuple[Path, list[Row
     if test is not None:
         other = _played(test)
         if test.samefile(log) or other == rows:
-            raise InputError(
-                f"--log={log} and --test={test} hold the same rows; leave --test out to split them"
-            )
+            raise InputError(f"--log and --test={test} hold the same rows; leave --test out")
         return {"held-out log": (log, rows), "test log": (test, other)}, []
     halves = [[row for row in rows if half(row.id) == side] for side in (0, 1)]
     if not all(halves):
@@ -128,20 +123,8 @@ def _played(log: Path) -> list[Row]:
     if read_record(log).get("filters"):
         raise InputError(f"{log} is a filtered log; give the log that it was made from")
     if lacking := next((row for row in rows if len(row.q_values) != len(row.pred_idx)), None):
-        raise InputError(
-            f"{log}: sample {lacking.id} lacks 'q_values'; give the log of a retriever's play"
-        )
+        raise InputError(f"{log}: {lacking.id} lacks 'q_values'; give a log of play")
     return rows
-
-
-def _budgets(words: Sequence[str] | None, longest: int) -> list[int]:
-    if words is None:
-        return list(range(1, longest + 1))
-    if not words or not all(word.strip().isdecimal() and int(word) for word in words):
-        raise InputError(
-            f"--budgets={','.join(words)} must be whole numbers of at least 1, for example 1,2,3"
-        )
-    return sorted({int(word) for word in words})
 
 
 # ---------------------------------------------------------------------------- thresholds

@@ -10,22 +10,23 @@ import dataclasses
 import math
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
+from qrag_jax.metrics import row_log as logs
 from qrag_jax.metrics.answers import musique, normalise
-from qrag_jax.metrics.bootstrap import columns_of, columns_text, gains, score_table, with_intervals
-from qrag_jax.metrics.row_log import (
-    OF_PARTS,
-    AgentRow,
-    AnswerRow,
-    Miss,
-    Prediction,
-    RewardRow,
-    Searched,
+from qrag_jax.metrics.bootstrap import (
+    Values,
+    columns_of,
+    columns_text,
+    gains,
+    score_table,
+    with_intervals,
 )
+from qrag_jax.metrics.ranking import ranking_columns
 
 ALL = "all"
 _DIGITS = 9  # of a reward; what follows is the rounding of sums in another order
@@ -53,6 +54,18 @@ def indented(group: str) -> str:
     return group if group == ALL else f"  {group}"
 
 
+def row_gains(
+    columns: Callable[[Sequence[Any]], Mapping[str, Values]],
+    shown: Sequence[str],
+    rows: Sequence[Any],
+    others: Sequence[Any],
+) -> dict[str, dict]:
+    """Paired differences of the scores shown, on the questions that failed in neither."""
+    both = [pair for pair in zip(rows, others, strict=True) if not any(row.failed for row in pair)]
+    ours, theirs = (columns([pair[side] for pair in both]) for side in (0, 1))
+    return gains({n: ours[n] for n in ours if n.rpartition("/")[2] in shown}, theirs)
+
+
 def shares(counts: Mapping[str, int], questions: int) -> dict[str, float]:
     return {f"{name}_share": count / max(questions, 1) for name, count in counts.items()}
 
@@ -61,14 +74,16 @@ def shares(counts: Mapping[str, int], questions: int) -> dict[str, float]:
 
 
 def answer_scores(
-    rows: Sequence[AnswerRow], misses: Sequence[Miss], verdicts: Mapping[str, bool] | None = None
+    rows: Sequence[logs.AnswerRow],
+    misses: Sequence[logs.Miss],
+    verdicts: Mapping[str, bool] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Scores and counts by group, see `grouped`; `verdicts` of a judge are by id."""
-    everything: list[AnswerRow | Miss] = [*rows, *misses]
+    everything: list[logs.AnswerRow | logs.Miss] = [*rows, *misses]
     summaries = {}
     for group, items in grouped(everything, "hops", "type").items():
-        done = [item for item in items if isinstance(item, AnswerRow)]
-        failed = sum(isinstance(item, Miss) and item.failed for item in items)
+        done = [item for item in items if isinstance(item, logs.AnswerRow)]
+        failed = sum(isinstance(item, logs.Miss) and item.failed for item in items)
         broken = [0.0] * (len(items) - len(done) - failed)
         columns = {"em": [row.em for row in done] + broken, "f1": [row.f1 for row in done] + broken}
         counts = {"broken": len(broken), "failed": failed}
@@ -92,7 +107,7 @@ def answer_table(scores: Mapping[str, Mapping[str, Any]]) -> list[str]:
 # ---------------------------------------------------------------------------- agents
 
 
-def agent_columns(rows: Sequence[AgentRow]) -> dict[str, list[float]]:
+def agent_columns(rows: Sequence[logs.AgentRow]) -> dict[str, list[float]]:
     """Scores of an agent; recall is of those whose gold passages are all in the corpus."""
     kept = [row for row in rows if not row.failed]
     return {
@@ -103,14 +118,17 @@ def agent_columns(rows: Sequence[AgentRow]) -> dict[str, list[float]]:
     }
 
 
-def agent_counts(rows: Sequence[AgentRow]) -> dict[str, float]:
+def agent_counts(rows: Sequence[logs.AgentRow]) -> dict[str, float]:
     failed = sum(row.failed for row in rows)
     counts = {"broken": sum(bool(row.broken) for row in rows) - failed, "failed": failed}
     return counts | shares(counts, len(rows))
 
 
-def agent_summary(rows: Sequence[AgentRow]) -> dict[str, Any]:
+def agent_summary(rows: Sequence[logs.AgentRow]) -> dict[str, Any]:
     return {"questions": len(rows), **agent_counts(rows), **with_intervals(agent_columns(rows))}
+
+
+agent_gains = partial(row_gains, agent_columns, ("em", "f1", "recall"))
 
 
 def pass_at(k: int, right: int, sampled: int) -> float:
@@ -126,7 +144,7 @@ def pass_at(k: int, right: int, sampled: int) -> float:
 SHOWN = ("recall", "ap", "all_gold")  # scores of a pool that a table shows
 
 
-def hop_columns(rows: Sequence[Searched]) -> dict[str, list[float]]:
+def hop_columns(rows: Sequence[logs.Searched]) -> dict[str, list[float]]:
     """The scores of each question after each hop, `hopN/SCORE`."""
     return {
         f"hop{number}/{score}": [row.hops[number - 1].scores[score] for row in rows]
@@ -135,7 +153,7 @@ def hop_columns(rows: Sequence[Searched]) -> dict[str, list[float]]:
     }
 
 
-def hop_summary(rows: Sequence[Searched]) -> dict[str, Any]:
+def hop_summary(rows: Sequence[logs.Searched]) -> dict[str, Any]:
     """Scores after each hop; and tokens a question."""
     kept = [row for row in rows if not row.failed]
     counts = {"failed": len(rows) - len(kept)}
@@ -148,12 +166,7 @@ def hop_summary(rows: Sequence[Searched]) -> dict[str, Any]:
     return summary | {"outcomes": {name: outcomes[name] for name in sorted(outcomes)}}
 
 
-def hop_gains(rows: Sequence[Searched], others: Sequence[Searched]) -> dict[str, dict]:
-    """Paired differences on the questions that failed in neither, after each hop."""
-    both = [pair for pair in zip(rows, others, strict=True) if not any(row.failed for row in pair)]
-    main, theirs = (hop_columns(side) for side in ([a for a, _ in both], [b for _, b in both]))
-    shown = {name: values for name, values in main.items() if name.split("/")[1] in SHOWN}
-    return gains(shown, theirs)
+hop_gains = partial(row_gains, hop_columns, SHOWN)
 
 
 def hop_table(
@@ -164,8 +177,21 @@ def hop_table(
         "tokens read, written": "{read_tokens:.0f}, {sampled_tokens:.0f}",
         "failed": "{failed} of {questions}",
     }
-    differences = ((f"gain over {name}", gain) for name, gain in gains.items())
-    return score_table(summaries.items(), names, counts, differences)
+    return score_table(summaries.items(), names, counts, gains.items())
+
+
+# ---------------------------------------------------------------------------- query rewriters
+
+
+def measured(rows: Sequence[logs.RewriteRow], measures: Sequence[str]) -> dict[str, np.ndarray]:
+    """measure → float `[queries]`, NaN where the search failed; no query has found nothing."""
+    # Names, since ids of collections may be alike.
+    ranked = {f"{n}": row.ranking for n, row in enumerate(rows) if not row.failed}
+    columns = {name: np.full(len(rows), np.nan) for name in measures}
+    qrels = {name: rows[int(name)].grades for name in ranked}
+    for measure, column in ranking_columns(ranked, qrels, measures).items() if ranked else ():
+        columns[measure][[*map(int, column)]] = [*column.values()]
+    return columns
 
 
 # ---------------------------------------------------------------------------- rewards
@@ -173,11 +199,11 @@ def hop_table(
 
 def reward_row(
     asked: tuple[str, str], rewards: Sequence[float | str], least_std: float = 0.0
-) -> RewardRow:
+) -> logs.RewardRow:
     """The row of a question: its id and text; a reward, or why there is none, of each episode."""
     rounded = [None if isinstance(r, str) else round(r, _DIGITS) for r in rewards]
     known = [r for r in rounded if r is not None]
-    row = RewardRow(
+    row = logs.RewardRow(
         *asked,
         mean=statistics.fmean(known) if known else None,
         std=statistics.pstdev(known) if known else None,
@@ -189,11 +215,11 @@ def reward_row(
     return judged(row, least_std)
 
 
-def judged(row: RewardRow, least_std: float) -> RewardRow:
+def judged(row: logs.RewardRow, least_std: float) -> logs.RewardRow:
     return dataclasses.replace(row, kept=row.std is not None and row.std > least_std)
 
 
-def reward_lines(rows: Sequence[RewardRow], least_std: float) -> list[str]:
+def reward_lines(rows: Sequence[logs.RewardRow], least_std: float) -> list[str]:
     kept = sum(row.kept for row in rows)
     without = sum(row.std is None for row in rows)
     rewards = [reward for row in rows for reward in row.rewards if reward is not None]
@@ -218,13 +244,13 @@ def reward_lines(rows: Sequence[RewardRow], least_std: float) -> list[str]:
 
 SHARES = ("completed", "malformed", "truncated")
 _COUNTS = ("turns", "searches", "calls", "failed_calls")
-SCORES = (*OF_PARTS, "reward", "weighted_em", "weighted_f1", *SHARES, *_COUNTS)
+SCORES = (*logs.OF_PARTS, "reward", "weighted_em", "weighted_f1", *SHARES, *_COUNTS)
 _OF_EPISODES = ("em", "f1", "recall", "precision", "citation", "reward")
 
-Questions = dict[str, list[Prediction]]  # by id, in the order of the file
+Questions = dict[str, list[logs.Prediction]]  # by id, in the order of the file
 
 
-def by_question(episodes: Sequence[Prediction]) -> Questions:
+def by_question(episodes: Sequence[logs.Prediction]) -> Questions:
     questions: Questions = {}
     for e in episodes:
         questions.setdefault(e.id, []).append(e)
@@ -240,7 +266,7 @@ def question_columns(questions: Questions) -> dict[str, dict[str, float]]:
     }
 
 
-def episode_summary(episodes: Sequence[Prediction]) -> dict[str, dict[str, Any]]:
+def episode_summary(episodes: Sequence[logs.Prediction]) -> dict[str, dict[str, Any]]:
     """Scores over questions, and counts, by number of hops.
 
     k of `vote_em@k`, `vote_f1@k` and `pass@k` counts episodes that have not failed; questions that
@@ -250,7 +276,7 @@ def episode_summary(episodes: Sequence[Prediction]) -> dict[str, dict[str, Any]]
 
 
 def episode_gains(
-    episodes: Sequence[Prediction], others: Sequence[Prediction]
+    episodes: Sequence[logs.Prediction], others: Sequence[logs.Prediction]
 ) -> dict[str, dict[str, float]]:
     """Paired differences over the questions that both have scores of."""
     a, b = question_columns(by_question(episodes)), question_columns(by_question(others))
@@ -283,10 +309,10 @@ def episode_table(
     return [*score_table(lines, _OF_EPISODES, counts, differences.items()), *draws]
 
 
-def _scored(row: Prediction, reward: float) -> dict[str, float]:
+def _scored(row: logs.Prediction, reward: float) -> dict[str, float]:
     parts, tally = row.parts, row.trajectory["facts"]["tally"]
     return {
-        **{name: parts[name] for name in OF_PARTS},
+        **{name: parts[name] for name in logs.OF_PARTS},
         "reward": reward,
         "weighted_em": parts["em"] * row.hops / 2,
         "weighted_f1": parts["f1"] * row.hops / 2,

@@ -181,8 +181,7 @@ class BM25Index:
         weights = weights_of((passage.whole for passage in corpus), config)
         if weights is None:
             raise InputError(
-                "no passage of the corpus has a word for BM25, which is two letters or more and no "
-                "stop word; give passages with words."
+                "no passage has a word for BM25: two letters or more, no stop word; give others."
             )
         return cls(corpus, config, weights)
 

@@ -198,15 +198,13 @@ class CorpusWriter:
         texts = all(isinstance(part, str) for part in (name, text, title))
         if not texts or not name.strip() or not passage.whole:
             raise InputError(
-                f"{at} has no text, or no id; give every passage both, between quotes, or leave it "
-                "out."
+                f"{at} has no text, or no id; give both, between quotes, or leave it out."
             )
         try:
             said = _AS_JSON([name, title, text, dict(metadata)])
         except (TypeError, ValueError) as error:
             raise InputError(
-                f"{at} has metadata that JSON cannot hold ({error}); give numbers, texts, true, "
-                "false, null, lists or objects of these."
+                f"{at} has metadata that JSON cannot hold ({error}); give what it can."
             ) from None
         # A text may have half of a pair of surrogates, which UTF-8 has not.
         line = said.encode("utf-8", "surrogatepass") + b"\n"
@@ -240,8 +238,7 @@ class CorpusWriter:
                     where = f"{self.folder}: the passages {both[0]} and {both[1]}, counted from 0,"
                     raise InputError(
                         f"{' and '.join(places(both)) if places else where} both have the id "
-                        f"{name!r}; give each its own, or leave one out, and write the corpus "
-                        "again from its beginning."
+                        f"{name!r}; give each its own, and write the corpus from its beginning."
                     )
         manifest = Manifest(CORPUS, self._digest.hexdigest(), self._count)
         write_manifest(self.folder, manifest, [self.folder / LINES, self.folder / INDEX])

@@ -72,9 +72,8 @@ class FaissIndex:
                 index.add(np.asarray(vectors[start : start + size], np.float32))
         except RuntimeError as error:  # faiss has no other
             raise InputError(
-                f"--faiss={made_as} with --faiss_search={search!r} is no index of faiss for "
-                f"{len(vectors):,} vectors of {width} numbers ({reason(error)}); give a factory "
-                "string such as IVF1024,Flat or HNSW32, and parameters of it such as nprobe=64."
+                f"--faiss={made_as} with --faiss_search={search!r} is no index of {len(vectors):,} "
+                f"vectors of {width} ({reason(error)}); give such as HNSW32 and nprobe=64."
             ) from None
         return cls(corpus, vectors, index)
 

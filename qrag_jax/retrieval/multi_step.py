@@ -18,7 +18,6 @@ import numpy as np
 
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval.boolean_search import BooleanIndex, parse_boolean
-from qrag_jax.retrieval.paths import Choices, Path, best_first, best_paths
 from qrag_jax.retrieval.protocol import NONE, Index, Passage, Queries, VectorIndex, Where, row_of
 from qrag_jax.retrieval.towers import Towers
 from qrag_jax.retrieval.vectors import scan
@@ -63,18 +62,15 @@ class Rules:
     def __post_init__(self) -> None:
         if self.placement is not None and self.placement.kind == "random_published":
             raise InputError(
-                "the retriever was trained with the positions random_published, which differ for "
-                "every question and exist for documents of up to 2,000 chunks only, so no index "
-                "can be searched with them; train with config.env.positions=none, which any engine "
-                "searches, or with relative or absolute, for which every step reads all vectors."
+                "the positions random_published differ for every question, so no index can be "
+                "searched with them; train with config.env.positions=none, relative or absolute."
             )
         for name, value in (("beam", self.search.beam), ("per_step", self.per_step)):
             if value < 1:
                 raise InputError(f"{name} is {value}; it must be at least 1.")
         if self.per_step > 1 and self.search.beam > 1:
             raise InputError(
-                f"per_step is {self.per_step} and beam {self.search.beam}; a beam finds one "
-                "passage at each step, so set one of them to 1."
+                f"per_step is {self.per_step} and beam {self.search.beam}; set one of them to 1."
             )
 
     @classmethod
@@ -109,6 +105,84 @@ class Rules:
         return most if topk is None else min(most, -(-topk // self.per_step))
 
 
+# ---------------------------------------------------------------------- paths of a beam
+# Which paths through passages, the chunks of a document or a corpus, stay at each step ("Plan
+# Q-RAG"), by Q-values of whatever source.
+
+
+@dataclasses.dataclass(frozen=True)
+class Path:
+    taken: tuple[int, ...] = ()  # passages
+    q: tuple[float, ...] = ()  # theirs
+    score: float = 0.0  # that paths are ranked by
+    ended: bool = False
+
+    def longer(self, action: int, q: float, score: float) -> Path:
+        return Path((*self.taken, action), (*self.q, q), score)
+
+
+# The best actions that a path may take next, each once: their Q, float32 `[n]`; and they, int [n].
+Choices = tuple[np.ndarray, np.ndarray]
+
+
+def best_first(values: np.ndarray, actions: np.ndarray) -> Choices:
+    """In order of Q; of equal ones the first stays first, as with argmax."""
+    order = np.argsort(-values, kind="stable")
+    return values[order], actions[order]
+
+
+def best_paths(
+    beam: Sequence[Path],
+    choices: Sequence[Choices | None],
+    config: retriever_config.Search,
+    stop: int,
+    support: Sequence[int] = (),
+) -> list[Path]:
+    """The W best continuations of the paths of one question, best first.
+
+    Of several paths that took the same passages, in any order, only the best one stays.
+
+    Args:
+        choices: of each path; those of a path that has ended are not read.
+        stop: the action that ends a path, and is no passage.
+        support: passages that end a path that has taken them all; (): none do.
+    """
+    paths = [path for path in beam if path.ended]
+    for path, choice in zip(beam, choices, strict=True):
+        if path.ended or choice is None:
+            continue
+        values, actions = best_first(*choice)
+        if not len(values) or values[0] <= config.threshold:
+            paths.append(dataclasses.replace(path, ended=True))
+            continue
+        scores = _scores(config, path, values.astype(np.float64))
+        for action, q, score in zip(actions, values, scores, strict=True):
+            if action == stop and q > config.threshold:
+                paths.append(dataclasses.replace(path, score=float(score), ended=True))
+            elif q > config.threshold:
+                longer = path.longer(int(action), float(q), float(score))
+                ended = bool(support) and {*support} <= {*longer.taken}
+                paths.append(dataclasses.replace(longer, ended=ended))
+    paths.sort(key=lambda path: -path.score)
+    distinct: dict[tuple[frozenset[int], bool], Path] = {}
+    for path in paths:
+        distinct.setdefault((frozenset(path.taken), path.ended), path)
+    return list(distinct.values())[: config.beam]
+
+
+def _scores(config: retriever_config.Search, path: Path, q: np.ndarray) -> np.ndarray:
+    """Ranking scores `[n]` of the path with one more action, from the actions' Q `[n]`."""
+    if config.beam_score == retriever_config.LAST:
+        return q
+    if config.beam_score == retriever_config.SUM:
+        return path.score + config.gamma ** len(path.taken) * q
+    logits = q / config.alpha
+    return path.score + logits - np.logaddexp.reduce(logits)
+
+
+# ---------------------------------------------------------------------- several steps
+
+
 class MultiStepSearch:
     """Searches an index with a trained retriever.
 
@@ -136,10 +210,7 @@ class MultiStepSearch:
         steps = most if steps is None else steps
         limits = [steps] * count if isinstance(steps, int) else [*map(int, steps)]
         if len(limits) != count or not all(1 <= limit <= most for limit in limits):
-            raise InputError(
-                f"steps is {steps}; this retriever was trained on {most} steps, so give 1 to "
-                f"{most}, one number for all questions or one for each."
-            )
+            raise InputError(f"steps is {steps}; give 1 to {most}, for all or for each.")
         size = max(_STATES // self.rules.search.beam, 1)
         hits = []
         for first in range(0, len(questions), size):

@@ -57,8 +57,7 @@ class OwnRetriever:
             raise InputError(f"the retriever is {name!r}; use one of {', '.join(RETRIEVERS)}.")
         if name in _SCORED and scorer is None:
             raise InputError(
-                f"the retriever {name!r} needs something that scores documents; name an encoder or "
-                "a rerank service, or use bm25."
+                f"the retriever {name!r} needs an encoder or a rerank service; name one."
             )
         self._name, self._scorer, self._config = name, scorer, BM25Config()
         weigh = functools.partial(weights_of, config=self._config)

@@ -136,8 +136,7 @@ class RemoteEngine:
             self._key = read_key(KEY_VARIABLE, KEY_VARIABLE)
         if self._key and not self._url.startswith("https:") and not is_local(self._url):
             raise InputError(
-                f"the key in {KEY_VARIABLE} would go to {self._url} unencrypted; give an https "
-                "address, or unset the variable."
+                f"{KEY_VARIABLE} would go to {self._url} unencrypted; unset it, or give https."
             )
         self._gap = 1 / RATES[config.service][bool(self._key)]
         options = http_options(self._url, "", httpx2.HTTPTransport)  # the key is a field

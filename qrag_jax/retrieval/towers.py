@@ -52,9 +52,8 @@ class RowForm:
         room = self.state_tokens - len(self.state_opening) - 1 - others
         if room < 1:
             raise InputError(
-                f"states of {self.max_chunks} chunks of {self.max_chunk_tokens_in_state} tokens "
-                f"leave no room for a question in the {self.state_tokens} tokens of the state "
-                "tower; lower max_chunk_tokens_in_state or max_steps."
+                f"states of {self.max_chunks} chunks leave no room for a question in "
+                f"{self.state_tokens} tokens; lower max_chunk_tokens_in_state or max_steps."
             )
         return min(self.max_question_tokens, room)
 
@@ -111,8 +110,7 @@ def read_rows(folder: Path, config: RetrieverConfig) -> tuple[TextTokenizer, Row
         ids = tokenizer.backend.encode("", add_special_tokens=True).ids
         if ids[-1:] != [config.separator_id]:
             raise InputError(
-                f"{tower.folder}/tokenizer.json: rows do not end with the token "
-                f"{config.separator_id} (field separator_id); {EXPORT}."
+                f"{tower.folder}/tokenizer.json: rows do not end with separator_id; {EXPORT}."
             )
         tokenizers.append(tokenizer)
         openings.append(tuple(ids[:-1]))
@@ -162,8 +160,7 @@ class TorchTower:
         except (OSError, ValueError, KeyError, RuntimeError) as error:
             reason = str(error).strip().split("\n")[0]
             raise InputError(
-                f"{folder}: sentence-transformers cannot read the tower ({reason}); export the run "
-                "again."
+                f"{folder}: sentence-transformers cannot read it ({reason}); export the run again."
             ) from None
         self._pad_id = pad_id
 
@@ -228,7 +225,6 @@ class EndpointTower:
                 if np.allclose(lengths, length, rtol=_NEAR, atol=0):
                     return vectors * np.float32(factor)
         raise InputError(
-            f"{where} gives vectors of {vectors.shape[1]} numbers and the length {lengths[0]:.3g}, "
-            f"but the tower's have {self._width} and the length {self._scale:.3g}; serve the "
-            "exported tower with its pooling and normalisation."
+            f"{where} gives vectors of {vectors.shape[1]} and the length {lengths[0]:.3g}, not of "
+            f"{self._width} and {self._scale:.3g}; serve the exported tower with its modules."
         )

@@ -36,8 +36,7 @@ def check_finite(vectors: np.ndarray, what: str, first: int = 0) -> None:
     if not finite.all():
         number = first + int(finite.argmin())
         raise InputError(
-            f"{what}: the vector {number}, counted from 0, holds NaN or an infinite number; embed "
-            "its text again, and look at the encoder."
+            f"{what}: the vector {number}, from 0, is not finite; see the encoder, and embed again."
         )
 
 

@@ -18,7 +18,7 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import NOT_TAKEN
 from qrag_jax.policies.soft_q import MASKED, Searches, make_best_chunks, padded_chunks
-from qrag_jax.retrieval.paths import Path, best_paths
+from qrag_jax.retrieval.multi_step import Path, best_paths
 from qrag_jax.retrieval.towers import Towers
 from qrag_jax.rollouts.chunks import RolloutConfig
 from qrag_jax.rollouts.text_table import TextTable, padded_rows

@@ -125,10 +125,7 @@ def register(name: str, where: str) -> None:
     elif where:
         SYSTEMS[name] = where
     elif name not in SYSTEMS:
-        raise InputError(
-            f"{name!r} is no system of this package; give its code, --system=FILE.py, or a run of "
-            f"{', '.join(SYSTEMS)}."
-        )
+        raise InputError(f"{name!r} is no system of this package; give its code, --system=FILE.py.")
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ from qrag_jax.errors import InputError, Natural, one_of
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import leave_room
 from qrag_jax.runtime import config_fields
-from qrag_jax.runtime.config_fields import described, fill, refusing_types, section
+from qrag_jax.runtime.config_fields import fill, refusing_types, section
 from qrag_jax.runtime.mesh import RuntimeConfig, make_mesh
 from qrag_jax.runtime.platform import ask_determinism, enable_persistent_cache
 from qrag_jax.runtime.run import Run
@@ -89,11 +89,6 @@ class SystemConfig:
             ask_determinism()
         enable_persistent_cache()
         return mesh_of(self.runtime.mesh)
-
-    @classmethod
-    def help_lines(cls) -> list[tuple[str, Any, str]]:
-        """Name, default and comment of every field that a config can have."""
-        return sorted(described(cls, ""), key=lambda line: line[0].split("."))
 
     @classmethod
     def unread(cls, fields: Mapping[str, Any]) -> list[str]:

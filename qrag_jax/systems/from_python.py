@@ -112,9 +112,7 @@ def evaluate(
     folder = Path(workdir)
     config = load_config(folder / CONFIG_NAME)
     if config.system not in systems.SYSTEMS:
-        raise InputError(
-            f"{folder} is a run of {config.system}; score it by qrag evaluate --system=FILE."
-        )
+        raise InputError(f"{folder} is of {config.system}; use qrag evaluate --system=FILE.")
     config = run_flags.with_fields(config, _words(fields))
     options = ScoreOptions(checkpoint, samples, out=Path(out) if out else None)
     with writing(options.out or folder / "eval", "out"):
@@ -132,9 +130,7 @@ def _written(folder: Path, data: Records, dev: Records) -> str:
         lines = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
         path = folder / f"{name}.jsonl"
         if has_begun(folder.parent) and (not path.exists() or path.read_text("utf-8") != lines):
-            raise InputError(
-                f"{folder.parent} began with other questions; give it those, or another workdir."
-            )
+            raise InputError(f"{folder.parent} has other questions; give another workdir.")
         with writing(folder, "workdir"):
             write_whole(path, lines)
     return str(folder)

@@ -45,13 +45,8 @@ from qrag_jax.models.compute.lora import Adapted, folded
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import AUTO
 from qrag_jax.models.embedding import Params, TextEncoder
+from qrag_jax.models.files import sentence_transformers
 from qrag_jax.models.files.model_folder import resolve_folder
-from qrag_jax.models.files.sentence_transformers import (
-    FLAGS,
-    POOLING_NAMES,
-    print_unused_prompts,
-    read_inputs,
-)
 from qrag_jax.models.files.weight_names import LeafPath, tensors_from_params
 from qrag_jax.models.first_encoder import EncoderConfig, load_encoder
 from qrag_jax.models.pretrained import LoadedEncoder
@@ -225,8 +220,8 @@ class PassageEncoder:
             encoder = dataclasses.replace(encoder, chunk_prefix=prefix)
             loaded = dataclasses.replace(loaded, encoder=encoder)
             if not prefix:
-                print_unused_prompts(folder, "--chunk_prefix gives one")
-        longest = read_inputs(folder)[1] or USUAL_TOKENS
+                sentence_transformers.print_unused_prompts(folder, "--chunk_prefix gives one")
+        longest = sentence_transformers.read_inputs(folder)[1] or USUAL_TOKENS
         row_tokens = max_tokens or min(longest, encoder.max_positions)
         least = max(len(encoder.chunk_opening), len(encoder.state_opening)) + 2
         if not least <= row_tokens <= encoder.max_positions:
@@ -255,13 +250,14 @@ class PassageEncoder:
         Of a run and of its export the first part is the same. All hosts call this together.
         """
         encoder = self.encoder
-        pooling, precision = POOLING_NAMES[encoder.pooling], encoder.module.precision
+        pooling = sentence_transformers.POOLING_NAMES[encoder.pooling]
+        precision = encoder.module.precision
         tower = tower_digest(
             tensors_from_params(self.loaded.table, one_tower(self.loaded, CHUNK, self.params)),
             row_tokens=self.row_tokens,
             opening=encoder.chunk_opening,
             end=encoder.sep_id,
-            pooling=[flag for flag, name in FLAGS.items() if name == pooling],
+            pooling=[flag for flag, name in sentence_transformers.FLAGS.items() if name == pooling],
             normalise=encoder.normalise,
             scale=scale_outside(encoder),
             title_separator=self.title_separator,

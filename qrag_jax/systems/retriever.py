@@ -200,8 +200,7 @@ class Retriever:
 
             if not hasattr(system := systems.kind(raw := load_config(config)), "saved"):
                 raise InputError(
-                    f"{path} is a run of {raw.system}, which trains no retriever; give another "
-                    "run, an export or an encoder."
+                    f"{path} is a run of {raw.system}, no retriever; give another, or an export."
                 )
             raw.encoder.dtype = settings.dtype or raw.encoder.dtype
             of_run = system.saved(path, raw).backend(settings.checkpoint)
@@ -212,8 +211,7 @@ class Retriever:
         is_here = path.exists() or (len(path.parts) > 1 and Path(path.parts[0]).exists())
         if is_here and kind != MODEL:
             raise InputError(
-                f"{path} holds no retriever; give the folder of an export, of a trained run or of "
-                "an encoder."
+                f"{path} holds no retriever; give an export, a trained run or an encoder."
             )
         prefixes = settings.question_prefix, settings.passage_prefix
         plain = PlainEncoder.of(str(source), *prefixes, dtype=settings.dtype or "auto")
@@ -322,8 +320,7 @@ class Retriever:
         self.check(asked)
         if cut := len(self.engine.cut(asked)):
             warnings.warn(
-                f"{cut} of {len(asked)} questions are longer than the encoder reads and were cut",
-                stacklevel=2,
+                f"{cut} of {len(asked)} questions are too long, and were cut", stacklevel=2
             )
         rules = {"beam": beam, "threshold": threshold}
         with self._lock:
@@ -431,8 +428,7 @@ class SingleStepRetriever(Retriever):
     def _found(self, asked, steps, topk, rules, where) -> list[list[Hit]]:
         if steps not in (None, 1) or any(value is not None for value in rules.values()):
             raise InputError(
-                f"{self.deployment.folder} searches once; leave out steps, beam and threshold, or "
-                "load a trained retriever."
+                f"{self.deployment.folder} searches once; leave out steps, beam and threshold."
             )
         return self.engine.search(asked, topk or USUAL_COUNT, where)
 

@@ -18,9 +18,7 @@ from ml_collections.config_flags import tuple_parser
 from qrag_jax import systems as registry
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import OF_VLLM
-from qrag_jax.runtime import commandline, own_code
-from qrag_jax.runtime.config_fields import CONFIG_NAME, flat
-from qrag_jax.runtime.writers import has_evaluation
+from qrag_jax.runtime import commandline, config_fields, own_code, writers
 
 if TYPE_CHECKING:
     from qrag_jax.systems.config import SystemConfig
@@ -87,11 +85,12 @@ def fields_help(argv: Sequence[str]) -> str:
     file, values = argument(argv, "config"), {}
     if file:
         parser = config_flags.config_flags.ConfigFileFlagParser(name="config")
-        values = flat(parser.parse(file).to_dict())
+        values = config_fields.flat(parser.parse(file).to_dict())
     of_system = config_of(values.get("system", ""))
     unread = tuple(f"{field}." for field in of_system.unread(values)) if file else ()
     lines = [f"Fields of the experiment{f' {file}' if file else ''}, --config.FIELD=VALUE:", ""]
-    for name, value, comment in of_system.help_lines():
+    fields = sorted(config_fields.described(of_system, ""), key=lambda line: line[0].split("."))
+    for name, value, comment in fields:
         absent = file and (name not in values or f"{name}.".startswith(unread))
         lines.append(f"  {name}={values.get(name, value)!r}{' (not read)' if absent else ''}")
         lines += textwrap.wrap(comment, 92, initial_indent="      ", subsequent_indent="      ")
@@ -100,7 +99,7 @@ def fields_help(argv: Sequence[str]) -> str:
 
 def unread_words(argv: Sequence[str], config: ml_collections.ConfigDict) -> list[str]:
     """The words of the command line that set fields which a run with this config does not read."""
-    system, values = config.get("system", ""), flat(config.to_dict())
+    system, values = config.get("system", ""), config_fields.flat(config.to_dict())
     unread = [f"{name}." for name in config_of(system).unread(values)] if _is_ours(system) else []
     fields = {word: word.partition("=")[0].removeprefix("--config.") for word in argv}
     return [word for word, name in fields.items() if f"{name}.".startswith(tuple(unread))]
@@ -113,10 +112,7 @@ def given_experiment(holder: flags.FlagHolder | flags.Flag) -> ml_collections.Co
     except OSError as error:
         path = config_flags.get_config_filename(flags.FLAGS["config"]).partition(":")[0]
         if not Path(path).exists():
-            raise InputError(
-                f"--config: the file cannot be loaded, since {path} is not there; "
-                f"{own_code.instead(path)}"
-            ) from None
+            raise InputError(f"--config: {path} is not there; {own_code.instead(path)}") from None
         reason = str(error).strip().split("\n")[-1].strip()
         raise InputError(f"--config: the file cannot be loaded ({reason}).") from None
     if config is None:
@@ -197,9 +193,7 @@ def define(
     """
     folder, file = argument(argv, "workdir"), argument(argv, "eval_config")
     if or_experiment and folder is not None and argument(argv, "config") is not None:
-        raise InputError(
-            "--workdir has a config; leave out --config=FILE, or give --config.FIELD=VALUE."
-        )
+        raise InputError("--workdir has a config; leave out --config=FILE.")
     flags.DEFINE_string("workdir", None, "Folder of a trained run.")
     flags.DEFINE_enum("checkpoint", checkpoints[0], [*checkpoints], "Which checkpoint.")
     if or_experiment and folder is None:
@@ -212,7 +206,7 @@ def define(
         return
     if folder is None:
         raise InputError("give the folder of a trained run, for example --workdir=runs/hotpotqa.")
-    path = Path(folder) / CONFIG_NAME
+    path = Path(folder) / config_fields.CONFIG_NAME
     if checkpoints[0] == "best" and argument(argv, "checkpoint") is None:
         _refuse_unscored(Path(folder))
     from qrag_jax.systems.config import load_config  # which imports jax
@@ -223,8 +217,7 @@ def define(
     elif not _is_ours(system) or (command and command not in config_of(system).COMMANDS):
         known = takers("COMMANDS", command) if command else [*registry.SYSTEMS]
         raise InputError(
-            f"{folder} is a run of {system}, which qrag {command} does not take; give a run of "
-            f"{' or '.join(known)}."
+            f"{folder} is a run of {system}; qrag {command} takes one of {' or '.join(known)}."
         )
     if file:
         _replace_fields(config, file)
@@ -236,7 +229,7 @@ def define(
 def _refuse_unscored(workdir: Path) -> None:
     """Refuses to take the untrained weights for the best of a run that scored no others."""
     best = [folder.name for folder in workdir.glob("checkpoints/best/[0-9]*")]
-    if best == ["0"] and not has_evaluation(workdir):
+    if best == ["0"] and not writers.has_evaluation(workdir):
         raise InputError(
             f"{workdir} has no evaluation of trained weights yet, so none are its best; give "
             "--checkpoint=last, train on, or give --checkpoint=best for the untrained weights."
@@ -245,7 +238,7 @@ def _refuse_unscored(workdir: Path) -> None:
 
 def _refuse_unnamed_code(config: ml_collections.ConfigDict, argv: Sequence[str]) -> None:
     """Refuses to run code because a folder of a run says so: folders are not trusted."""
-    values = flat(config.to_dict())
+    values = config_fields.flat(config.to_dict())
     # Evaluations that ask a language model start its server if it has no address.
     layout = config_of(values["system"]) if _is_ours(values["system"]) else None
     starts = layout and layout.EVALUATED_BY_MODEL and "llm" not in layout.unread(values)
@@ -326,12 +319,7 @@ def search_opener(**how: Any) -> Callable[[], Retriever]:
     `how`: further `LoadSettings`.
     """
     from qrag_jax.retrieval.index_folder import IndexAt
-    from qrag_jax.systems.retriever import (
-        LoadSettings,
-        PlainEncoder,
-        Retriever,
-        SingleStepRetriever,
-    )
+    from qrag_jax.systems import retriever as loading
 
     values, plain = flags.FLAGS, None
     if not values.index:
@@ -341,14 +329,16 @@ def search_opener(**how: Any) -> Callable[[], Retriever]:
     if folder and not Path(folder).expanduser().is_dir():
         raise InputError(f"{folder} is no folder; give --workdir=RUN or --retriever=EXPORT.")
     dtype = "" if values.compute == "auto" else values.compute
-    settings = LoadSettings(checkpoint=values.checkpoint, dtype=dtype, **how)
+    settings = loading.LoadSettings(checkpoint=values.checkpoint, dtype=dtype, **how)
     if values.encoder:
         prefixes, most = (values.question_prefix, values.chunk_prefix), values.max_chunk_tokens
         computed = {"dtype": values.compute, "pooling": values.pooling}
-        plain = PlainEncoder.of(values.encoder, *prefixes, most, **computed)
+        plain = loading.PlainEncoder.of(values.encoder, *prefixes, most, **computed)
 
     def opened() -> Retriever:
-        retriever = Retriever.load(folder, settings) if folder else SingleStepRetriever(plain)
+        retriever: Retriever = loading.SingleStepRetriever(plain)
+        if folder:
+            retriever = loading.Retriever.load(folder, settings)
         retriever.open(at.folder, at.engine, at.url)
         return retriever
 

@@ -26,15 +26,13 @@ from qrag_jax import systems
 from qrag_jax.errors import FeedbackLost, InputError
 from qrag_jax.learners.state import encoder_key, shapes_on
 from qrag_jax.metrics.row_log import RowLog, begin
-from qrag_jax.runtime.checkpoints import Checkpoints
+from qrag_jax.runtime import checkpoints, whole_files
 from qrag_jax.runtime.config_fields import CONFIG_NAME, flat, read_fields
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import make_mesh
 from qrag_jax.runtime.run import log
-from qrag_jax.runtime.whole_files import log_locks, write_json
+from qrag_jax.systems import token_config, training
 from qrag_jax.systems.config import ALL, REPORTED, Drawn
-from qrag_jax.systems.token_config import StagePlan
-from qrag_jax.systems.training import Opening
 
 SUMMARY = "summary.json"
 NOT_KEPT = "its weights are not kept"
@@ -145,7 +143,7 @@ def end_scoring(
 ) -> dict[str, Any]:
     """Writes a summary with its config, and prints its table; returns the summary."""
     whole = {"config": raw.to_dict(), **summary}
-    write_json(out / SUMMARY, whole)
+    whole_files.write_json(out / SUMMARY, whole)
     print("\n".join([*lines, *(f"note: {note}" for note in summary.get("notes", ()))]))
     print(f"logs and summary: {out}")
     return whole
@@ -178,7 +176,7 @@ class Questions(Generic[Asked, Row]):
         """Plays all that the log lacks; returns "", or why the way is not here."""
         count = len(self.asked)
         size = way.size or self.size or count
-        with log_locks(log):
+        with whole_files.log_locks(log):
             if log.exists():
                 begin(log, way.record, restart=restart)
             rows = self.rows.resume(log, size * self.draws, count * self.draws)
@@ -231,7 +229,7 @@ def mesh_of_run(
 def saved_params(workdir: Path, which: str, trained: Any, shardings: Any) -> tuple[Any, int]:
     """The parameters of a run's checkpoint "best" or "last", which are as `trained`; their step."""
     template = shapes_on(trained, shardings)
-    return Checkpoints(workdir, read_only=True).restore_params(which, template)
+    return checkpoints.Checkpoints(workdir, read_only=True).restore_params(which, template)
 
 
 class Weights(NamedTuple):
@@ -270,13 +268,13 @@ class Predictor(Questions[Any, Any]):
             )
         return weights
 
-    def after(self, plan: StagePlan) -> Weights:
+    def after(self, plan: token_config.StagePlan) -> Weights:
         params = self._checkpoints.restore_params_of(plan.end, self._template)
         kept = NOT_KEPT if params is None else params
         return Weights(f"{plan.kind}-{plan.end}", f"{plan.label}, step {plan.end}", plan.end, kept)
 
     @property
-    def _earlier(self) -> Sequence[StagePlan]:
+    def _earlier(self) -> Sequence[token_config.StagePlan]:
         """All stages but the last, whose end is the run's."""
         return getattr(self.system.config, "plan", ())[:-1]
 
@@ -304,8 +302,8 @@ class Predictor(Questions[Any, Any]):
         yield self.weights(FIRST)
 
     @cached_property
-    def _checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.system.workdir, read_only=True)
+    def _checkpoints(self) -> checkpoints.Checkpoints:
+        return checkpoints.Checkpoints(self.system.workdir, read_only=True)
 
     @cached_property
     def _template(self) -> Any:
@@ -327,7 +325,7 @@ def open_predictor(
     kind, folder = kind.played_by(raw), asked.pop("folder", workdir)
     mesh = mesh_of_run(config := kind.SETTINGS.of(raw), workdir)
     with StopSignal() as stop, contextlib.ExitStack() as stack:
-        parts = kind.parts(Opening(config, folder, mesh, stack, stop=stop, asked=asked))
+        parts = kind.parts(training.Opening(config, folder, mesh, stack, stop=stop, asked=asked))
         system = kind(config=config, mesh=mesh, workdir=folder, **parts)
         stack.callback(system.close)
         more = system.plays(raw, options, stop)

@@ -33,23 +33,11 @@ from qrag_jax.llm.config import RerankerConfig
 from qrag_jax.retrieval import corpus, index_folder, own_documents
 from qrag_jax.retrieval.bm25 import STEMMER, STOPPED, BM25Config
 from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
-from qrag_jax.retrieval.index_folder import (
-    BM25,
-    BOOLEAN,
-    CORPUS,
-    EXACT,
-    FAISS,
-    HYBRID,
-    OF_WORDS,
-    QDRANT,
-    IndexAt,
-)
+from qrag_jax.retrieval.index_folder import BM25, BOOLEAN, CORPUS, EXACT, HYBRID, OF_WORDS
 from qrag_jax.retrieval.own_documents import LEXICAL, RETRIEVERS, SEMANTIC
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.rollouts.libraries import CorpusLibrary, OwnLibrary, ServiceLibrary
-from qrag_jax.runtime import hosts
-from qrag_jax.runtime.config_fields import has_begun
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime import config_fields, hosts, interrupt
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, passage_text
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.whole_files import default_cache, replacing, sha256
@@ -62,7 +50,7 @@ if TYPE_CHECKING:  # they bring engines that a question's own documents do not n
 
 REMOTE = "remote"
 OWN = "own"  # folder of the collection without a name, which files of rows search
-BY_VECTORS = (SEMANTIC, FAISS, QDRANT)
+BY_VECTORS = (SEMANTIC, index_folder.FAISS, index_folder.QDRANT)
 OF_CORPORA = (BM25, *BY_VECTORS, HYBRID, BOOLEAN)  # engines that search an index
 _OTHERWISE = {LEXICAL: BM25, SEMANTIC: ""}  # what `IndexAt` calls them; "": the usual of vectors
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
@@ -104,9 +92,7 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         if self.corpus and self.index:
-            raise InputError(
-                "config.search.corpus and config.search.index are both given; leave one empty."
-            )
+            raise InputError("config.search.corpus and search.index are both given; empty one.")
 
     @property
     def words(self) -> BM25Config:
@@ -175,12 +161,12 @@ def open_search(
     encoder = config.plain_encoder
     if encoder is None and config.engine not in (LEXICAL, *OF_WORDS):
         raise InputError(
-            f"config.search.engine {config.engine!r} compares vectors; give config.search.encoder, "
-            "or use bm25."
+            f"config.search.engine {config.engine!r} needs config.search.encoder; name it."
         )
     tower = None if encoder is None or config.index else encoder.passages
     where = indexed(config, passages, folder, tower, begun=begun)
-    index = IndexAt(where, _OTHERWISE.get(config.engine, config.engine), storage=config.dtype)
+    engine = _OTHERWISE.get(config.engine, config.engine)
+    index = index_folder.IndexAt(where, engine, storage=config.dtype)
     usable = OF_WORDS if encoder is None else BY_VECTORS
     index = index.settled(usable, "change config.search.engine")
     return CorpusLibrary(StoredCorpus(where / CORPUS), open_plain(index, encoder), config.clean)
@@ -207,7 +193,7 @@ def indexed(
     tower: PassageEncoder | None,
     *,
     begun: bool = True,
-    stop: StopSignal | None = None,
+    stop: interrupt.StopSignal | None = None,
 ) -> Path:
     """The folder of what is searched, which is stored and indexed first if it is not there.
 
@@ -222,8 +208,7 @@ def indexed(
         where = index_folder.version(Path(config.index).expanduser())
         if not (where / CORPUS / corpus.NAME).is_file():
             raise InputError(
-                f"config.search.index is {config.index}, which holds no index; build one there "
-                "with qrag index."
+                f"config.search.index, {config.index}, holds no index; build one with qrag index."
             )
         return where
     source: Path | None = None
@@ -340,7 +325,7 @@ def _kept_negatives(
             with replacing(path) as file:
                 np.savez(file, numbers=numbers, about=np.array(about))
 
-    if not has_begun(workdir):
+    if not config_fields.has_begun(workdir):
         hosts.first_does(find)
     if (numbers := read()) is None:
         raise InputError(

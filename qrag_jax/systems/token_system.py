@@ -16,8 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from qrag_jax.data.reading import read_parts
-from qrag_jax.data.sample import Sample
+from qrag_jax.data import reading, sample
 from qrag_jax.environments.episode import Agent, Failed
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewards import Checks, Patience
@@ -33,29 +32,17 @@ from qrag_jax.models.first_language_model import named_folder, prepare_language_
 from qrag_jax.models.pretrained import LoadedLanguageModel
 from qrag_jax.models.trunks.transformer import Params
 from qrag_jax.policies.tokens import Vocabulary
-from qrag_jax.rollouts import token_episodes
+from qrag_jax.rollouts import token_episodes, trajectories
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, questions_at
 from qrag_jax.rollouts.schedule import Counts
 from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
-from qrag_jax.rollouts.trajectories import (
-    DONE,
-    REWARD,
-    SCORED,
-    STOP,
-    TokenBatch,
-    TokenTrajectory,
-    Turn,
-    Versioned,
-    token_batch,
-)
-from qrag_jax.runtime import hosts
-from qrag_jax.runtime.aot import Program
+from qrag_jax.rollouts.trajectories import TokenTrajectory, Turn, Versioned
+from qrag_jax.runtime import aot, hosts, whole_files
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
-from qrag_jax.runtime.whole_files import model_digest
 from qrag_jax.systems.config import drawn
 from qrag_jax.systems.token_config import StagePlan, TokenConfig
 from qrag_jax.systems.training import MeshSystem, Opening
@@ -118,17 +105,13 @@ def token_inputs(
 
     def known() -> Iterable[str]:
         if texts is None and script is None:
-            raise InputError(
-                "config.model.path is empty, and a tiny model is for scripted questions; name one."
-            )
+            raise InputError("config.model.path is empty; name one, or script the questions.")
         return spoken(script.talks(config, agent)) if texts is None else texts()
 
     platform, room = Platform.of(mesh), config.sampling.room
     model = prepare_language_model(config.model, workdir, known, config.seed, platform=platform)
     if room > (positions := model.model.max_positions):
-        raise InputError(
-            f"config.sampling.room is {room}, above the {positions} of {model.folder}; lower it."
-        )
+        raise InputError(f"config.sampling.room {room} is above {positions} positions; lower it.")
     scaffold = scaffold_of(model.tokenizer, thinking=config.thinking)
     more = sampled or turn
     longest = max((*train, *dev, *test), key=lambda task: len(task.question.encode()))
@@ -139,7 +122,7 @@ def token_inputs(
                 f"the prompt of {longest.id!r} has {tokens} tokens, {more} more may be sampled "
                 f"behind it, and config.sampling.room is {room}; raise it, or shorten the prompt."
             )
-    keys = {**data, "model": model_digest(model.folder, log)}
+    keys = {**data, "model": whole_files.model_digest(model.folder, log)}
     if digest is not None:
         keys |= {"questions": digest(train), DEV: digest(dev)}
     shown, tested = (drawn([task.id for task in tasks], config.eval) for tasks in (dev, test))
@@ -157,9 +140,9 @@ def token_inputs(
     )
 
 
-def read_samples(text: str, *, from_corpus: bool = False) -> list[Sample]:
+def read_samples(text: str, *, from_corpus: bool = False) -> list[sample.Sample]:
     """The questions of parts of data, with a line for each."""
-    samples, reports = read_parts(text, from_corpus=from_corpus)
+    samples, reports = reading.read_parts(text, from_corpus=from_corpus)
     for report in reports:
         log(report.summary())
     return samples
@@ -400,7 +383,7 @@ class TokenSystem(MeshSystem[Config]):
         """The stage of a step, from 0."""
         return next(stage for stage in reversed(self.stages) if stage.plan.first <= step)
 
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[aot.Program]:
         """See `System`: the updates by one batch of the longest rows there may be."""
         # Shapes alone: the devices of a dry run may be described ones. The stages of a kind have
         # one update.
@@ -416,7 +399,7 @@ class TokenSystem(MeshSystem[Config]):
             arguments, dtype = (state, shapes, *self.base), trunk.precision.products.name
             flops = stage.policy.update_passes * once
             name = self._program_name(stage)
-            programs.append(Program(name, stage.update, arguments, flops, dtype))
+            programs.append(aot.Program(name, stage.update, arguments, flops, dtype))
         return programs[::-1]
 
     @staticmethod
@@ -434,7 +417,7 @@ class TokenSystem(MeshSystem[Config]):
     def playing(self) -> Playing:
         return Playing(
             play=self._play,
-            batch=lambda trajectories, step: self._batch(self.stage_at(step), trajectories),
+            batch=lambda played, step: self._batch(self.stage_at(step), played),
             save=TokenTrajectory.to_json,
             restore=TokenTrajectory.from_json,
             params=self.weights,
@@ -465,49 +448,51 @@ class TokenSystem(MeshSystem[Config]):
     ) -> list[TokenTrajectory]:
         if not self._imitates(self.stage_at(step)):
             return self._played(weights, numbers, step, stop)
-        inputs, first, trajectories = self.inputs, step * self._imitation.batch_size, []
+        inputs, first, played = self.inputs, step * self._imitation.batch_size, []
         for number, episode in inputs.script.episodes(self.config, inputs, numbers, first):
             if self._imitation.observed:
                 episode = token_episodes.all_sampled(episode)
-            at, parts = (number, 0, 1), {REWARD: 0.0}
-            trajectories.append(TokenTrajectory(*at, episode.segments, episode.status, parts))
-        return trajectories
+            at, parts = (number, 0, 1), {trajectories.REWARD: 0.0}
+            played.append(TokenTrajectory(*at, episode.segments, episode.status, parts))
+        return played
 
-    def _batch(self, stage: Stage, trajectories: Sequence[TokenTrajectory], *how: Any) -> Any:
+    def _batch(self, stage: Stage, played: Sequence[TokenTrajectory], *how: Any) -> Any:
         """What an update takes; `how`: see `_arrays`."""
-        arrays = self._arrays(stage, trajectories, *how)
+        arrays = self._arrays(stage, played, *how)
         return put_whole(arrays, token_policy.episode_shardings(self.mesh))
 
     def _arrays(
         self,
         stage: Stage,
-        trajectories: Sequence[TokenTrajectory],
+        played: Sequence[TokenTrajectory],
         shape: BlockShape | None = None,
         reference: np.ndarray | None = None,
     ) -> Any:
         """What an update takes, on the host.
 
         Args:
-            shape: of its blocks; None: one that suits these trajectories.
+            shape: of its blocks; None: one that suits these episodes.
             reference: float32 `[N]`, log-probabilities of the rows of pairs; None: zeros.
         """
-        batch = self.token_rows(stage, trajectories)
+        batch = self.token_rows(stage, played)
         shape = shape or self.block_shape(stage, batch)
         if not isinstance(stage.policy.config, PreferenceConfig):
             return token_policy.token_episodes(stage.policy, batch, shape)
         if reference is None:
-            reference = np.zeros(len(trajectories), np.float32)
+            reference = np.zeros(len(played), np.float32)
         return token_policy.pair_episodes(stage.policy, batch, shape, reference)
 
-    def token_rows(self, stage: Stage, trajectories: Sequence[TokenTrajectory]) -> TokenBatch:
-        return token_batch(
-            trajectories,
+    def token_rows(
+        self, stage: Stage, played: Sequence[TokenTrajectory]
+    ) -> trajectories.TokenBatch:
+        return trajectories.token_batch(
+            played,
             members=stage.policy.config.members,
-            truncated=getattr(self.config.played, "truncated", SCORED),
+            truncated=getattr(self.config.played, "truncated", trajectories.SCORED),
             longest=self.config.sampling.room,
         )
 
-    def block_shape(self, stage: Stage, batch: TokenBatch) -> BlockShape:
+    def block_shape(self, stage: Stage, batch: trajectories.TokenBatch) -> BlockShape:
         """The shape of the blocks in which rows like these are computed."""
         algorithm, room = stage.policy.config, self.config.sampling.room
         tokens = self.config.model.tokens(Platform.of(self.mesh))
@@ -523,13 +508,15 @@ class TokenSystem(MeshSystem[Config]):
         sampled = self._sampled(stage)
         ids, log_probs = np.zeros(sampled, np.int32), np.zeros(sampled, np.float32)
         before = np.zeros(self.config.sampling.room - sampled, np.int32)
-        segments = ((Turn(before, ids, log_probs, STOP),),)
-        trajectories = [
-            TokenTrajectory(group, member, 1, segments, DONE, {REWARD: float(member)})
+        segments = ((Turn(before, ids, log_probs, trajectories.STOP),),)
+        played = [
+            TokenTrajectory(
+                group, member, 1, segments, trajectories.DONE, {trajectories.REWARD: float(member)}
+            )
             for group in range(self._size(stage))
             for member in range(stage.policy.config.members)
         ]
-        return self._arrays(stage, trajectories)
+        return self._arrays(stage, played)
 
     # ---------------------------------------------------------------- play
 

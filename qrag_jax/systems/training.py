@@ -22,14 +22,12 @@ from qrag_jax import systems
 from qrag_jax.errors import FeedbackLost
 from qrag_jax.learners.state import TrainState, place
 from qrag_jax.learners.update import Learner
-from qrag_jax.runtime import buckets, hosts
-from qrag_jax.runtime.aot import Calls, described_devices, program_lines
+from qrag_jax.runtime import aot, buckets, hosts, writers
 from qrag_jax.runtime.config_fields import LogConfig, fill, flat, save_config
 from qrag_jax.runtime.interrupt import EndedEarly, Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, shardings_of
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.runtime.step_log import Evaluated, NotFinite, StepLog
-from qrag_jax.runtime.writers import Logged, check_usable, has_evaluation
 from qrag_jax.systems.config import SystemConfig
 
 Config = TypeVar("Config", bound=SystemConfig)
@@ -72,7 +70,7 @@ class MeshSystem(systems.System, Generic[Config]):
     def __post_init__(self) -> None:
         self.train, self.profile = self.config.train, self.config.profile
         self.provenance = dict[str, Any]()
-        self._call = Calls(log)
+        self._call = aot.Calls(log)
         self._step: int | None = None  # of the next update
 
     # ---------------------------------------------------------------- how it is opened
@@ -225,7 +223,7 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
                 step_log.restart_window()
                 # No evaluation changes the training, so the clock may choose the step of the first.
                 minutes = system.train.first_eval_minutes
-                unscored = bool(minutes) and not hosts.any_of(has_evaluation(workdir))
+                unscored = bool(minutes) and not hosts.any_of(writers.has_evaluation(workdir))
                 # ---- the loop
                 while step < steps:
                     stop.before_step()
@@ -271,7 +269,7 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
     kind = systems.check(config)
     _logged(config)
     kind.before_devices(config, dry=True, described=bool(device_names))
-    target, devices = described_devices(device_names) if device_names else (None, None)
+    target, devices = aot.described_devices(device_names) if device_names else (None, None)
     with (
         tempfile.TemporaryDirectory() as folder,
         Run.open(Path(folder) / "run", time.monotonic()) as run,
@@ -281,16 +279,16 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
             log(f"  --config.{name}={value}")
         log(system.line)
         there = devices or jax.devices()
-        for line in program_lines(system.programs(), there, target):
+        for line in aot.program_lines(system.programs(), there, target):
             log(line)
     return 0
 
 
-def _logged(config: ml_collections.ConfigDict) -> Logged:
+def _logged(config: ml_collections.ConfigDict) -> writers.Logged:
     # A system of somebody else may have no such section.
     settings = fill(LogConfig, config.log, "log") if "log" in config else LogConfig()
-    check_usable(settings)
-    return Logged(settings, config.to_dict(), log)
+    writers.check_usable(settings)
+    return writers.Logged(settings, config.to_dict(), log)
 
 
 def _evaluate(

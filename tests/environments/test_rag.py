@@ -21,7 +21,6 @@ from qrag_jax.environments.episode import (
     Complete,
     Ended,
     Hop,
-    Limits,
     Reply,
     Retrieve,
     Step,
@@ -99,12 +98,12 @@ EVIL = Passage(
 
 def react(max_hops: int = 4) -> rag.ReAct:
     steps, final, reader = load("rag_planner"), load("rag_final"), load("rag_qa")
-    return rag.ReAct(steps, final, reader, Generation(), Limits(max_hops=max_hops))
+    return rag.ReAct(steps, final, reader, Generation(), max_hops)
 
 
 def planner(max_hops: int = 4) -> rag.Planner:
     steps, synthesis, reader = load("rag_steps"), load("rag_synthesis"), load("rag_qa")
-    return rag.Planner(steps, synthesis, reader, Generation(), Limits(max_hops=max_hops))
+    return rag.Planner(steps, synthesis, reader, Generation(), max_hops)
 
 
 def in_chat(messages: Messages) -> str:
@@ -112,12 +111,11 @@ def in_chat(messages: Messages) -> str:
 
 
 def search_r1(max_hops: int = 4, max_turns: int = 5) -> rag.SearchR1:
-    limits = Limits(max_hops, max_turns)
-    return rag.SearchR1(load("rag_search_r1"), in_chat, Generation(), limits)
+    return rag.SearchR1(load("rag_search_r1"), in_chat, Generation(), max_hops, max_turns)
 
 
 def scripted(sample: Sample = CHAIN, max_hops: int = 4) -> rag.Scripted:
-    return rag.Scripted({TASK.id: sample}, Limits(max_hops=max_hops))
+    return rag.Scripted({TASK.id: sample}, max_hops)
 
 
 EPISODES: dict[str, tuple[Callable[[], Agent], list[Any], tuple[Hop, ...]]] = {
@@ -303,7 +301,7 @@ def test_a_users_agent_searches_and_its_faults_break_the_episode(tmp_path: Path)
     file.write_text(CODE + "def narrow(question): yield question\n")
 
     def agent(name: str) -> rag.OwnAgent:
-        return rag.OwnAgent.load(f"{file}:{name}", Limits(max_hops=2))
+        return rag.OwnAgent.load(f"{file}:{name}", 2)
 
     steps, ended = played(agent("good"), [OSLO, NORWAY])
     first, second = Hop(TASK.question, "Oslo"), Hop("Where is Oslo?", "3 Norway of 2")

@@ -50,7 +50,7 @@ def test_a_task_with_titles() -> None:
         Document("2", "", "Untitled.", False),
     )
     expected = ToolTask("q", "Who?", ("Third Lake", "3rd lake"), documents, hops=2)
-    assert task_of(SAMPLE) == expected
+    assert task_of(SAMPLE, TasksConfig()) == expected
     plain = task_of(SAMPLE, TasksConfig(clean=False, number_forms=False))
     assert plain.documents[0].text == "# J. R. R. Lake\nIt is ``deep''."
     assert plain.answers == ("Third Lake",)
@@ -90,7 +90,7 @@ def test_hops_are_filtered() -> None:
     with pytest.raises(InputError, match="min_hops"):
         tasks_of(samples, TasksConfig(min_hops=5))
     with pytest.raises(InputError, match="'q'"):
-        tasks_of([dataclasses.replace(SAMPLE, answers=())])
+        tasks_of([dataclasses.replace(SAMPLE, answers=())], TasksConfig())
 
 
 TASK = ToolTask("q", QUESTION, ("Norway",), (BERG, OSLO, RAIN), 2)

@@ -18,16 +18,19 @@ from ml_collections import ConfigDict
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments import queries
 from qrag_jax.environments.episode import Closed, Document, Ended, Failed
-from qrag_jax.evaluators import agents, token_scores
 from qrag_jax.evaluators.episodes import TrainingScores
 from qrag_jax.feedback.rewards import EpisodeRewards
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.facts import until_found
 from qrag_jax.metrics.row_log import Hop, RewriteRow, Searched
+from qrag_jax.metrics.summaries import measured
 from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import Turn
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.systems.config import ALL, CHOOSING, REPORTED, drawn
+from qrag_jax.systems.deepretrieval import system as deepretrieval
+from qrag_jax.systems.harr import system as harr
+from qrag_jax.systems.leret import system as leret
 from qrag_jax.systems.rlvr.config import EvalConfig
 from qrag_jax.systems.scoring import ScoreOptions, begin_scoring
 from qrag_jax.systems.training import MeshSystem
@@ -56,17 +59,17 @@ HOPS = [
 
 
 def test_means_are_over_all_questions() -> None:
-    found = token_scores.hop_scores(hop_rows(*HOPS))
+    found = leret.hop_scores(hop_rows(*HOPS))
     means = {"hop1/recall": 1 / 3, "hop2/ap": 1.25 / 3, "hop2/all_gold": 1 / 3}
     assert {name: found[name] for name in means} == pytest.approx(means)
     assert (found["read_tokens"], found["sampled_tokens"]) == (50 / 3, 5)
     assert (found["empty_share"], found["failed_share"]) == (1 / 5, 0)  # one search had ended
-    shares = token_scores.hop_scores(
+    shares = leret.hop_scores(
         hop_rows(HOPS[0], [*HOPS[1][:2], row("timeout", 0.5, 0.25, tokens=0)])
     )
     for name in ("empty", "too_long", "stopped", "failed"):
         assert shares[f"{name}_share"] == pytest.approx(1 / 6)
-    evaluation = token_scores.query_evaluation(7, hop_rows(*HOPS), "recall")
+    evaluation = leret.query_evaluation(7, hop_rows(*HOPS), "recall")
     assert evaluation.score == evaluation.scores["hop2/recall"] == pytest.approx(0.5)
     assert evaluation.metrics["eval/hop1/recall"] == evaluation.baselines["untrained/hop1/recall"]
     assert evaluation.each == [1.0, 0.0, 0.5]
@@ -84,7 +87,7 @@ def test_agents() -> None:
     def play(places: Sequence[int]) -> list[Episode]:
         return [Episode(ends[place], (), 1) for place in places]
 
-    found = agents.agent_evaluation(3, [GOLD] * len(ends), "f1", play)
+    found = harr.agent_evaluation(3, [GOLD] * len(ends), "f1", play)
     assert (found.score, found.scores["em"], found.scores["broken_share"]) == (0.25, 0.25, 0.5)
     assert found.scores["failed_share"] == pytest.approx(1 / 3)
     assert found.each == [1, 0, 0, 0]
@@ -167,7 +170,10 @@ def rewritten(query: str, *ids: str, tokens: int = 3, outcome: str = queries.REW
 
 def rows_of(tasks: Sequence[Sample], episodes: Sequence[Episode]) -> list[RewriteRow]:
     speech: Any = SimpleNamespace(text=lambda ids: f"{len(ids)} tokens")
-    return [token_scores.played_row(*each, speech) for each in zip(tasks, episodes, strict=True)]
+    return [
+        deepretrieval.played_row(*each, speech, queries.BARE)
+        for each in zip(tasks, episodes, strict=True)
+    ]
 
 
 FAILED = Episode(Failed("timeout", "no reply"), (), 2)
@@ -178,10 +184,10 @@ def test_what_is_no_query_found_nothing_and_what_failed_has_no_score() -> None:
     unreadable = rewritten("(ada berg", outcome=queries.UNREADABLE)
     too_long = rewritten("", outcome=queries.TOO_LONG)
     rows = rows_of(tasks, [rewritten("ada", "b", "a"), too_long, FAILED, unreadable])
-    columns = token_scores.measured(rows, ["rr@10"])
+    columns = measured(rows, ["rr@10"])
     np.testing.assert_array_equal(columns["rr@10"], [0.5, 0.0, np.nan, 0.0])
     # What the search cannot read has a format.
-    shapes = token_scores.shape_of_rows(tasks[3:], rows[3:])
+    shapes = deepretrieval.shape_of_rows(tasks[3:], rows[3:])
     assert (shapes["format"], shapes["readable"], shapes["query_words"]) == (1, 0, 2)
 
 
@@ -190,7 +196,7 @@ def test_an_evaluation_is_beside_that_of_the_originals() -> None:
     rows = rows_of(TASKS, [rewritten("ada", "a"), FAILED])
     originals = rows_of(TASKS, [rewritten("", "z", "a"), rewritten("", "b")])
     by: Any = {"measures": ("recall@1", "rr@10"), "best_by": "recall@1"}
-    found = token_scores.rewrite_evaluation(7, TASKS, rows, originals=originals, **by)
+    found = deepretrieval.rewrite_evaluation(7, TASKS, rows, originals=originals, **by)
     assert (found.metrics["eval/rr@10"], [*found.each]) == (1.0, [1.0])
     assert found.metrics["eval/failed_share"] == 0.5
     assert found.baselines["original/rr@10"] == 0.75

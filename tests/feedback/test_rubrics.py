@@ -53,7 +53,7 @@ def test_every_reward() -> None:
     said = Closed("yes, they are", history=HOPS)
     for source, worth in ("hotpotqa", 0), ("", 0.5):
         gold = Sample("q1", "?", answers=("yes",), source=source)
-        assert scored("f1", said, gold=gold) == Scored({"f1": worth}, {}, 2)
+        assert scored("f1", said, gold=gold) == Scored({"f1": worth}, {})
     gold = Sample("q1", "?", answers=("17", "23"), source="niah")  # all values are needed
     result = scored("f1,em,sub_em", Closed("17", history=HOPS), gold=gold)
     assert result.episode == {"f1": 0.5, "em": 0, "sub_em": 0}

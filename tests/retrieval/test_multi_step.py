@@ -14,7 +14,7 @@ from qrag_jax.data.sample import Sample
 from qrag_jax.errors import InputError
 from qrag_jax.retrieval import multi_step
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules
-from qrag_jax.retrieval.paths import Path as Way
+from qrag_jax.retrieval.multi_step import Path as Way
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.retrieval.vectors import ScanIndex
 from qrag_jax.rollouts.beam_search import BeamSearch

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from qrag_jax.data.sample import Sample, SubQuestion
-from qrag_jax.environments.episode import Closed, Failed, Hop, Limits, Retrieve, Task
+from qrag_jax.environments.episode import Closed, Failed, Hop, Retrieve, Task
 from qrag_jax.environments.rag import ReAct, Scripted
 from qrag_jax.llm.outcomes import Answer, ChatRequest, Failure, Outcome, Request
 from qrag_jax.llm.text.generation import Generation
@@ -114,7 +114,7 @@ def scripted(**more: Sample) -> Scripted:
         )
         for name, (city, country) in PEOPLE.items()
     }
-    return Scripted({**whole, **more}, Limits(max_hops=4))
+    return Scripted({**whole, **more}, 4)
 
 
 def starts(members: int) -> list[Start]:
@@ -145,7 +145,7 @@ class Model:
 def react() -> ReAct:
     generation = Generation()
     reader = load("rag_qa")
-    return ReAct(load("rag_planner"), load("rag_final"), reader, generation, Limits(max_hops=2))
+    return ReAct(load("rag_planner"), load("rag_final"), reader, generation, 2)
 
 
 def answers(request: ChatRequest) -> Outcome:

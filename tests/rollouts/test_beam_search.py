@@ -17,7 +17,7 @@ import pytest
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, evaluation_batches
 from qrag_jax.data.sample import Sample
 from qrag_jax.data.tokens import tokenise
-from qrag_jax.retrieval.paths import Path as Way
+from qrag_jax.retrieval.multi_step import Path as Way
 from qrag_jax.rollouts import beam_search
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.chunks import Actor, Draws, RolloutConfig, rollout

@@ -99,7 +99,7 @@ def test_pairs_have_the_winner_first_and_one_prompt(system: Leret) -> None:
     for each in states:
         opening = bare(system, found, each.at)
         for pair in each.pairs:
-            winner, loser = each.queries[pair.winner], each.queries[pair.loser]
+            winner, loser = (each.queries[place] for place in pair)
             assert winner.reward > loser.reward  # type: ignore[operator]
             every.add(((opening, winner.sampled), (opening, loser.sampled)))
     for number in range(FIRST_PAIRS, FIRST_PAIRS + PAIR_STEPS):

@@ -116,14 +116,16 @@ def labels(reward: str, train: list[Sample], dev: list[Sample], best_by: str = "
 
 
 def test_answers_label_what_they_can_and_the_rest_is_told() -> None:
-    by_model = labels("answer_em", [KNOWN, UNKNOWN], [UNKNOWN, KNOWN])  # which needs no facts
-    assert by_model.train.all == [KNOWN, UNKNOWN]
-    assert (list(by_model.scored), by_model.has_facts) == ([0, 1], False)
-    assert labels("answer_em", [KNOWN], [KNOWN]).has_facts
-    found = labels("answer_in_chunk", [KNOWN, UNKNOWN, YES, MUTE], [YES, KNOWN, UNKNOWN])
-    assert [(s.id, s.support) for s in found.train.all] == [("a", (0,)), ("b", (0,))]
-    assert [s.support for s in found.dev] == [(), (0,), (0,)]
-    assert (list(found.scored), found.has_facts) == ([1, 2], False)
+    # A model's reward needs no facts.
+    train, _, scored, has_facts = labels("answer_em", [KNOWN, UNKNOWN], [UNKNOWN, KNOWN])
+    assert train.all == [KNOWN, UNKNOWN]
+    assert (list(scored), has_facts) == ([0, 1], False)
+    assert labels("answer_em", [KNOWN], [KNOWN])[-1]
+    every = [KNOWN, UNKNOWN, YES, MUTE], [YES, KNOWN, UNKNOWN]
+    train, dev, scored, has_facts = labels("answer_in_chunk", *every)
+    assert [(s.id, s.support) for s in train.all] == [("a", (0,)), ("b", (0,))]
+    assert [s.support for s in dev] == [(), (0,), (0,)]
+    assert (list(scored), has_facts) == ([1, 2], False)
 
 
 def test_data_that_lack_what_the_reward_needs() -> None:
@@ -146,8 +148,8 @@ def test_each_of_several_values_is_needed_once() -> None:
     config = own.get_config("tiny")
     config.reward.name = "answer_in_chunk"
     train, dev = LoadedSamples({"niah": [values, lost]}, []), LoadedSamples({"niah": [values]}, [])
-    found = with_labels(QRagConfig.of(config), train, dev)
-    assert [(each.id, each.support) for each in found.train.all] == [("v", (0, 1))]
+    found, *_ = with_labels(QRagConfig.of(config), train, dev)
+    assert [(each.id, each.support) for each in found.all] == [("v", (0, 1))]
     mixed = LoadedSamples({"niah": [values], "own": [KNOWN]}, [])
     with pytest.raises(InputError, match=r"config\.data\.sources"):
         with_labels(QRagConfig.of(config), mixed, dev)

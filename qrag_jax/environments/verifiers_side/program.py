@@ -17,7 +17,6 @@ import asyncio
 import hashlib
 import importlib
 import importlib.metadata
-import importlib.util
 import itertools
 import json
 import os
@@ -72,17 +71,12 @@ def code_of(module: ModuleType) -> str:
 
 def imported(name: str, module: str) -> ModuleType:
     """The module of an environment, which the user knows by its name."""
-    if importlib.util.find_spec(module) is None:
-        raise Refused(
-            f"config.env.verifiers is {name!r}, and the Python of config.env.python has no package "
-            f"{module}; install it there"
-        )
     try:
         return importlib.import_module(module)
     except Exception as error:
         raise Refused(
-            f"the package {module} cannot be imported ({reason(error)}); install what it needs, or "
-            "mend it"
+            f"config.env.verifiers is {name!r}, but config.env.python cannot import {module} "
+            f"({reason(error)}); install it there, or mend it"
         ) from error
 
 
@@ -190,17 +184,12 @@ def _plain(value: Any) -> Any:
 
 
 def version_here() -> str:
-    """The version of verifiers in this Python, 0.4 or later."""
-    try:
-        version = importlib.metadata.version("verifiers")
-    except importlib.metadata.PackageNotFoundError:
+    """The version of verifiers in this Python."""
+    installed = next(iter(importlib.metadata.distributions(name="verifiers")), None)
+    version = installed.version if installed else "none"
+    if version.split(".")[:2] != ["0", "4"]:
         raise Refused(
-            f"the Python of config.env.python has no verifiers; install {_WANTED} there, or name "
-            "another"
-        ) from None
-    if [int(part) for part in version.split(".")[:2] if part.isdecimal()] < [0, 4]:
-        raise Refused(
-            f"the Python of config.env.python has verifiers {version}; name one that has {_WANTED}"
+            f"the Python of config.env.python has verifiers {version}; install {_WANTED} there"
         )
     return version
 
@@ -217,8 +206,7 @@ def _opened(link: Link, asked: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         raise
     except Exception as error:
         raise Refused(
-            f"the environment {asked['id']!r} cannot be opened ({reason(error)}); mend it, or its "
-            "config.env.arguments"
+            f"the environment {asked['id']!r} cannot be opened ({reason(error)}); mend it"
         ) from error
 
 

@@ -55,8 +55,7 @@ def _loaded(asked: Mapping[str, Any]) -> tuple[Any, str]:
         loaders.taskset_class(name)
     except (AttributeError, TypeError, ValueError):
         raise Refused(
-            f"the package {module_name} exports no Taskset, or several; name a package whose "
-            "__all__ has one"
+            f"the package {module_name} exports no Taskset, or several, in __all__; name another"
         ) from None
     if asked["harness"] == "direct":
         sys.modules[_DIRECT] = sys.modules[__name__]
@@ -170,9 +169,7 @@ def _found(episode: Any) -> dict[str, Any]:
     for name, reward in trace.rewards.items():
         if reward is None or not math.isfinite(reward.value):
             score = None if reward is None else reward.score
-            raise EpisodeFailed(
-                "no_number", f"the rubric's {name} gives {score!r}, which is no number"
-            )
+            raise EpisodeFailed("no_number", f"the rubric's {name} gives {score!r}, no number")
     parts = {name: float(reward.score) for name, reward in trace.rewards.items()}
     parts |= {
         name: float(value)

@@ -12,6 +12,7 @@ them, with intervals by the bootstrap; differences are paired by the queries.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
@@ -23,54 +24,27 @@ import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
-from qrag_jax.data.corpora import (
-    check_in_corpus,
-    is_collection,
-    read_judged_queries,
-    read_query_list,
-    write_qrels,
-    write_run,
-)
+from qrag_jax.data import corpora
 from qrag_jax.data.reading import WITHOUT, DatasetPart, parse_parts
 from qrag_jax.data.sample import Sample, world
-from qrag_jax.environments.episode import Document, Look
-from qrag_jax.environments.queries import REWRITTEN, RewriteAgent, Searched, demonstration_scripts
+from qrag_jax.environments import queries
+from qrag_jax.environments.episode import Document, Failed, Look
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.token_scores import (
-    measured,
-    played_row,
-    rewrite_evaluation,
-    rewrite_gains,
-    rewrite_summary,
-    searched_row,
-    shape_lines,
-    shape_of_rows,
-)
+from qrag_jax.evaluators.evaluation import Evaluation, lost_text, sampler
 from qrag_jax.feedback import rewrite
 from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import one_line
+from qrag_jax.metrics import bootstrap, summaries
 from qrag_jax.metrics.bootstrap import columns_of, means, score_table
 from qrag_jax.metrics.row_log import REWRITES, RewriteRow
-from qrag_jax.retrieval.boolean_search import parse_boolean
-from qrag_jax.retrieval.index_folder import BOOLEAN
-from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.retrieval.pubmed import RemoteEngine
+from qrag_jax.retrieval import boolean_search, index_folder, protocol, pubmed
+from qrag_jax.rollouts import libraries, schedule
 from qrag_jax.rollouts.experience import AgentExperience, Experience
-from qrag_jax.rollouts.libraries import (
-    Collections,
-    CorpusLibrary,
-    KeptResults,
-    RemoteLibrary,
-    SearchLibrary,
-)
-from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import Episode, facts_of
+from qrag_jax.rollouts.token_episodes import Episode, Speech, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
-from qrag_jax.runtime import hosts
-from qrag_jax.runtime.config_fields import has_begun
+from qrag_jax.runtime import config_fields, hosts
 from qrag_jax.runtime.interrupt import EndedEarly, StopSignal
 from qrag_jax.runtime.run import Run, log
 from qrag_jax.systems import scoring, token_system
@@ -109,20 +83,18 @@ def load_inputs(
         listed: queries of a file, without judgements; then the config's are not read, and all
             their collections are searched.
     """
-    queries, asked, folder = config.queries, _Asked(config), search or workdir / _SEARCH
+    asked, folder = _Asked(config), search or workdir / _SEARCH
     if listed is None:
         parts = asked.parts(trains)
     else:
         plain = [dataclasses.replace(query, grades=(), answers=()) for query in listed]
         parts = {"train": [], "dev": [], "test": plain}
     data: dict[str, str] = {}
-    library: SearchLibrary
+    library: libraries.SearchLibrary
     if config.search.engine == REMOTE:
         if trains and (count := jax.process_count()) > 1:
-            raise InputError(
-                f"config.search.engine {REMOTE!r} is for one host, not {count}; start one process."
-            )
-        library = RemoteLibrary(RemoteEngine(config.engine))
+            raise InputError(f"config.search.engine {REMOTE!r} is for one host; start one.")
+        library = libraries.RemoteLibrary(pubmed.RemoteEngine(config.engine))
         data["search"] = library.engine.digest
     elif listed is not None:
         library = asked.opened({*asked.corpora}, folder)
@@ -133,10 +105,12 @@ def load_inputs(
     else:
         trained = {query.collection for name in ("train", "dev") for query in parts[name]}
         named = trained | {query.collection for query in parts["test"]}
-        begun = search is None and has_begun(workdir)
+        begun = search is None and config_fields.has_begun(workdir)
         library = asked.opened(named, folder, begun=begun)
         for name, part in parts.items():
-            field = f"config.queries.{'train' if name == 'dev' and not queries.dev else name}"
+            field = (
+                f"config.queries.{'train' if name == 'dev' and not config.queries.dev else name}"
+            )
             parts[name] = asked.on_corpora(part, field, library)
         for name, collection in library.by_name.items() if trains else ():
             if (count := len(collection.corpus)) < config.reward.k:  # recall would count all
@@ -150,19 +124,17 @@ def load_inputs(
     evaluated = {(task.collection, task.question) for task in (*parts["dev"], *parts["test"])}
     left = [task for task in parts["train"] if (task.collection, task.question) not in evaluated]
     if parts["train"] and not left:
-        raise InputError(
-            "all of config.queries.train is in config.queries.dev or test; name other parts."
-        )
-    parts["train"] = left[: queries.most or len(left)]
+        raise InputError("all of config.queries.train is in dev or test; name other parts.")
+    parts["train"] = left[: config.queries.most or len(left)]
     for task in (*parts["train"], *parts["dev"]):
         rewrite.RewriteReward(config.reward).check(task)
     script = None
-    if trains and queries.train == TALKATIVE:
-        script = demonstration_scripts().RewriteScript(asked.made[1])
-    elif trains and SCRIPT in config.stages and isinstance(library, Collections):
+    if trains and config.queries.train == TALKATIVE:
+        script = queries.demonstration_scripts().RewriteScript(asked.made[1])
+    elif trains and SCRIPT in config.stages and isinstance(library, libraries.Collections):
         corpora = ((p.whole for p in collection.corpus) for collection in library.by_name.values())
         sentences = world("sentences.py").corpus_sentences(config.dropped, corpora)
-        script = demonstration_scripts().RewriteScript(*sentences)
+        script = queries.demonstration_scripts().RewriteScript(*sentences)
     agent = agent_of(config, config.reward.k)
     return token_system.token_inputs(
         config,
@@ -175,22 +147,22 @@ def load_inputs(
         digest=digest_of,
         agent=agent,
         asks=lambda task: [agent.messages(task)],
-        library=KeptResults(library, config.search.kept),
+        library=libraries.KeptResults(library, config.search.kept),
         script=script,
         data={"prompt": agent.prompt.fingerprint, **data},
     )
 
 
-def agent_of(config: RewriteConfig, k: int) -> RewriteAgent:
+def agent_of(config: RewriteConfig, k: int) -> queries.RewriteAgent:
     """The environment, where a query finds k documents."""
     prompt = prompts.load(config.writing.prompt)
-    readable = _is_boolean if config.search.engine == BOOLEAN else None
-    return RewriteAgent(prompt, config.writing.kind.form, k, readable)
+    readable = _is_boolean if config.search.engine == index_folder.BOOLEAN else None
+    return queries.RewriteAgent(prompt, config.writing.kind.form, k, readable)
 
 
 def _is_boolean(query: str) -> bool:
     try:
-        parse_boolean(query)
+        boolean_search.parse_boolean(query)
     except InputError:
         return False
     return True
@@ -203,7 +175,7 @@ class _Asked:
     config: RewriteConfig
 
     @cached_property
-    def made(self) -> tuple[dict[str, list[Sample]], list[Any], list[Passage]]:
+    def made(self) -> tuple[dict[str, list[Sample]], list[Any], list[protocol.Passage]]:
         """What is made here: queries by part, all training questions, and the passages of all."""
         return world().talkative_parts(self.config.queries)
 
@@ -223,16 +195,11 @@ class _Asked:
         """The queries that are learned from, and those that choose the best checkpoint."""
         count = self.config.queries.held_out
         if len(train) <= count:
-            raise InputError(
-                f"config.queries.held_out is {count}, and config.queries.train has {len(train)}; "
-                "lower it, or name others in config.queries.dev."
-            )
+            raise InputError(f"config.queries.held_out is {count} of {len(train)}; lower it.")
         order = np.random.default_rng(self.config.seed).permutation(len(train))
-        held = {*order[:count].tolist()}
-        sides: tuple[list[Sample], list[Sample]] = [], []
-        for number, query in enumerate(train):
-            sides[number in held].append(query)
-        return sides
+        both = sorted(order[count:].tolist()), sorted(order[:count].tolist())
+        left, held = ([train[number] for number in numbers] for numbers in both)
+        return left, held
 
     def read(self, text: str, part_made: str) -> list[Sample]:
         """The queries of a dataset string; ids need be unique within each of its parts alone."""
@@ -240,7 +207,7 @@ class _Asked:
             return [dataclasses.replace(task, collection=_MADE) for task in self.made[0][part_made]]
         queries = []
         for part in parse_parts(text, WITHOUT):
-            read, report = read_judged_queries(part)
+            read, report = corpora.read_judged_queries(part)
             log(report.summary())
             name, _ = _collection(part)
             queries += [dataclasses.replace(task, collection=name) for task in read]
@@ -265,24 +232,22 @@ class _Asked:
                     )
         return corpora
 
-    def opened(self, named: set[str], folder: Path, *, begun: bool = True) -> Collections:
+    def opened(self, named: set[str], folder: Path, *, begun: bool = True) -> libraries.Collections:
         """What is searched, by the names of the collections; what is made is in a folder's."""
-        search, libraries = self.config.search, dict[str, CorpusLibrary]()
+        search, opened = self.config.search, dict[str, libraries.CorpusLibrary]()
         if "" in named - {*self.corpora}:
-            raise InputError(
-                "queries in rows need documents; give config.search.corpus or search.index."
-            )
+            raise InputError("queries in rows need config.search.corpus or index; give one.")
         for name in sorted(named):
             settings = search
             if name:
                 settings = dataclasses.replace(search, index="", corpus=self.corpora[name])
-            libraries[name] = open_search(
+            opened[name] = open_search(
                 settings, lambda: self.made[2], folder / (name or OWN), begun=begun
             )
-        return Collections(libraries)
+        return libraries.Collections(opened)
 
     def on_corpora(
-        self, queries: Sequence[Sample], field: str, library: Collections
+        self, queries: Sequence[Sample], field: str, library: libraries.Collections
     ) -> list[Sample]:
         """The queries of which their collection has a relevant document."""
         search, kept = self.config.search, list[Sample]()
@@ -297,7 +262,8 @@ class _Asked:
                 if name:
                     about, fix = f"the corpus of {self.corpora[name]}", f"{fix} or in that folder"
                 named = {"field": field, "corpus": about, "fix": fix}
-                part, summary = check_in_corpus(part, known, search.max_missing_share, **named)
+                most = search.max_missing_share
+                part, summary = corpora.check_in_corpus(part, known, most, **named)
                 if summary:
                     log(f"{name or 'queries'}: {summary}")
             kept += part
@@ -307,7 +273,7 @@ class _Asked:
 def _collection(part: DatasetPart) -> tuple[str, str]:
     """The name and the path of a folder in BEIR's layout; both "": it is none."""
     folder = Path(part.path).expanduser().resolve()
-    return (folder.name, str(folder)) if is_collection(folder) else ("", "")
+    return (folder.name, str(folder)) if corpora.is_collection(folder) else ("", "")
 
 
 def digest_of(tasks: Sequence[Sample]) -> str:
@@ -342,11 +308,11 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
 
     @classmethod
     def listed(cls, questions: str) -> dict[str, Any]:
-        return {"listed": read_query_list(Path(questions).expanduser())}
+        return {"listed": corpora.read_query_list(Path(questions).expanduser())}
 
     def without_result(self, rows: Sequence[RewriteRow]) -> list[str]:
         lacking = "in a collection that the run does not have"
-        empty = [row for row in rows if row.failed or row.found is None or row.outcome != REWRITTEN]
+        empty = [x for x in rows if x.failed or x.found is None or x.outcome != queries.REWRITTEN]
         reasons = Counter(
             f"failed ({x.outcome})" if x.failed else lacking if x.found is None else x.outcome
             for x in empty
@@ -359,7 +325,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         self._shape: dict[str, float] = {}  # of the queries of the last batch
         self._beyond, self._ended = Counter[str](), ""  # of the guards, see `look`
         library, entries = inputs.library.library, {}
-        if config.reward.reading_cost and isinstance(library, Collections):
+        if config.reward.reading_cost and isinstance(library, libraries.Collections):
             for name in {task.collection for task in inputs.train}:
                 corpus = library.by_name[name].corpus
                 entries[name] = rewrite.entries_of(passage.whole for passage in corpus)
@@ -430,7 +396,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         ended, status, parts = episode.ended, episode.status, {}
         if isinstance(original, Failure):
             status = original.cause
-        elif isinstance(ended, Searched):
+        elif isinstance(ended, queries.Searched):
             parts = self.reward.of(task, ended, original)
         facts = facts_of(ended)
         return TokenTrajectory(*of, episode.attempts, episode.segments, status, parts, facts)
@@ -492,7 +458,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
     ) -> list[RewriteRow]:
         """Those of queries that a rule writes, see `searched`."""
         results = self.searched(tasks, self.config.eval.depth, stop, write)
-        return [searched_row(task, write(task.question), f) for task, f in zip(tasks, results)]
+        return [row_of(task, write(task.question), f) for task, f in zip(tasks, results)]
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         settings, tasks = self.config.eval, self.inputs.dev
@@ -502,7 +468,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         by: Any = {"measures": settings.measures, "best_by": settings.best_by}
         return rewrite_evaluation(step, tasks, rows, originals=originals, **by)
 
-    def _counted(self, counts: Counts) -> dict[str, float]:
+    def _counted(self, counts: schedule.Counts) -> dict[str, float]:
         library = self.inputs.library
         local_counts = np.array([library.searched, library.asked])
         searched, asked = hosts.of_each(local_counts).sum(axis=0).tolist()
@@ -523,7 +489,8 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
             params: Any, asked: Sequence[Sample], stop: StopSignal, stream: int
         ) -> list[RewriteRow]:
             played = self.rows(params, asked, stop, stream)
-            known = [not isinstance(library, Collections) or library.has(task) for task in asked]
+            every = not isinstance(library, libraries.Collections)
+            known = [every or library.has(task) for task in asked]
             return [
                 row if there and not row.failed else dataclasses.replace(row, found=None)
                 for row, there in zip(played, known, strict=True)
@@ -577,7 +544,7 @@ def _compared(
     measures: Sequence[str],
 ) -> tuple[dict[str, Any], list[str]]:
     """`pooled` over all queries, and `collections`, each by its name; and their tables."""
-    ways = {label: measured(rows_of_way, measures) for label, rows_of_way in rows.items()}
+    ways = {label: summaries.measured(rows_of_way, measures) for label, rows_of_way in rows.items()}
     places: dict[str, list[int]] = {}
     for number, task in enumerate(tasks):
         places.setdefault(task.collection or OWN, []).append(number)
@@ -589,9 +556,8 @@ def _compared(
         }
         every[name] = scoring.compared(part, main, rewrite_summary, rewrite_gains)
         if name != POOLED or len(places) > 1:
-            gains = ((f"gain over {way}", gain) for way, gain in every[name]["gains"].items())
             counts = {"failed": "{failed} of {queries}"}
-            scores = every[name]["scores"].items()
+            scores, gains = (every[name][part].items() for part in ("scores", "gains"))
             text += [f"{name}:", *score_table(scores, measures, counts, gains), ""]
     return {"pooled": every.pop(POOLED), "collections": every}, text
 
@@ -615,16 +581,134 @@ def _write_runs(
             notes.append(f"{to} is not written: two queries have one id")
             continue
         try:
-            write_qrels(to / QRELS, {tasks[n].id: dict(tasks[n].grades) for n in numbers})
+            corpora.write_qrels(to / QRELS, {tasks[n].id: dict(tasks[n].grades) for n in numbers})
             for name, way in rows.items():
                 run = {
                     way[n].id: {doc: 1 / rank for rank, doc in enumerate(way[n].ranking, 1)}
                     for n in numbers
                 }
-                write_run(to / f"{name}.run", run, name)
+                corpora.write_run(to / f"{name}.run", run, name)
         except InputError as error:
             notes.append(str(error))
     return notes
+
+
+# ---------------------------------------------------------------- rows and their scores
+
+
+def row_of(
+    task: Sample, query: str, hits: Sequence[Document] | Failure, outcome: str = "", **written: Any
+) -> RewriteRow:
+    """The row of a query and what it found; `written`: `text` and `sampled` of a model's."""
+    if isinstance(hits, Failure):
+        outcome, hits = hits.cause, ()
+    found = tuple((d.id, float(d.score)) for d in hits)
+    row = RewriteRow(task.id, task.collection, task.question, query, outcome, found=found)
+    return dataclasses.replace(row, grades=dict(task.grades), **written)
+
+
+def played_row(task: Sample, episode: Episode, speech: Speech, form: str) -> RewriteRow:
+    """The row of an episode."""
+    ended, text = episode.ended, ""
+    if turn := next(itertools.chain(*episode.segments), None):
+        text = speech.text(turn.sampled)
+    wrote: Any = {"text": text, "sampled": len(turn.sampled) if turn else 0}
+    if isinstance(ended, Failed):
+        query, _ = queries.read_output(text, form, cut_off=turn is None or turn.finish == "length")
+        return row_of(task, query, Failure(ended.cause, ended.message), **wrote)
+    assert isinstance(ended, queries.Searched)
+    return row_of(task, ended.answer, ended.found, ended.outcome, **wrote)
+
+
+_SHAPE = ("format", "readable", "sampled_tokens")
+# Of one way of writing: measure → float `[queries]`, NaN where the search failed.
+WayScores = Mapping[str, np.ndarray]
+
+
+def rewrite_evaluation(
+    step: int,
+    tasks: Sequence[Sample],
+    rows: Sequence[RewriteRow],
+    *,
+    originals: Sequence[RewriteRow],
+    measures: Sequence[str],
+    best_by: str,
+) -> Evaluation:
+    """Scores the played queries of a training next to the original ones."""
+    original, columns = (
+        {
+            name: column[~np.isnan(column)]
+            for name, column in summaries.measured(of, measures).items()
+        }
+        for of in (originals, rows)
+    )
+    scores, baselines = means(columns), means(original)
+    values = ", ".join(
+        f"{name} {scores[name]:.3f} ({baselines[name]:.3f} by the originals)" for name in measures
+    )
+    scores |= {name: value or 0.0 for name, value in shape_of_rows(tasks, rows).items()}
+    scores.pop("readable")
+    scores["failed_share"] = sum(row.failed for row in rows) / max(len(rows), 1)
+    line = (
+        f"step {step}: {values}, {scores['format']:.0%} readable, "
+        f"{scores['query_words']:.1f} words{lost_text(scores, {'failed_share': 'failed'})} on "
+        f"{len(tasks)} queries"
+    )
+    kept = sampler(REWRITES, rows)
+    scored = Evaluation.of(line, scores, best_by, columns, episodes=kept)
+    scored.baselines.update({f"original/{name}": value for name, value in baselines.items()})
+    return scored
+
+
+def shape_of_rows(tasks: Sequence[Sample], rows: Sequence[RewriteRow]) -> dict[str, float | None]:
+    """Means over the queries that did not fail; None: of nothing.
+
+    `format` is the share with a query, even one that the search cannot read, as in the reward, and
+    `readable` that with a query that was searched for. There are also `sampled_tokens`, and over
+    those with a query `GUARD_MEASURES`.
+    """
+    shapes = []
+    for task, row in zip(tasks, rows, strict=True):
+        written = rewrite.guard_measures(row.original, row.query, task.answers) if row.query else {}
+        counts = bool(row.query), row.outcome == queries.REWRITTEN, row.sampled
+        if not row.failed:
+            shapes.append(dict(zip(_SHAPE, map(float, counts))) | written)
+    columns, names = columns_of(shapes), (*_SHAPE, *rewrite.GUARD_MEASURES)
+    return {name: float(np.mean(columns[name])) if name in columns else None for name in names}
+
+
+# A search that failed tells nothing of its query, which is left out of the means of its way. A
+# difference between two ways is over the queries that failed in neither.
+
+
+def rewrite_summary(columns: WayScores) -> dict[str, Any]:
+    """Each measure's interval over the queries, and how many of them `failed`."""
+    count, left = len(next(iter(columns.values()))), _whole(columns)
+    return {"queries": count, "failed": int(count - left.sum())} | bootstrap.with_intervals(
+        {name: column[left] for name, column in columns.items()}
+    )
+
+
+def rewrite_gains(columns: WayScores, others: WayScores) -> dict[str, Any]:
+    """Paired differences of all measures."""
+    both = _whole(columns) & _whole(others)
+    ours, theirs = ({name: c[both] for name, c in side.items()} for side in (columns, others))
+    return bootstrap.gains(ours, theirs)
+
+
+def _whole(columns: WayScores) -> np.ndarray:
+    """bool `[queries]`, whether their search did not fail."""
+    return ~np.isnan(next(iter(columns.values())))
+
+
+def shape_lines(shapes: Mapping[str, Mapping[str, float | None]]) -> list[str]:
+    """The table of what the queries of each model look like."""
+    names = [*next(iter(shapes.values()), {})]
+    rows = [["", *names]]
+    for label, shape in shapes.items():
+        cells = [shape[name] for name in names]
+        rows.append([label, *("-" if cell is None else f"{cell:.3g}" for cell in cells)])
+    return bootstrap.columns_text(rows)
 
 
 SYSTEM = DeepRetrieval

@@ -7,20 +7,18 @@ from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar
 
 from qrag_jax.data.loading import DataConfig
-from qrag_jax.environments.episode import Limits
-from qrag_jax.environments.rag import PATH
+from qrag_jax.environments import rag
 from qrag_jax.errors import Count, Natural, Share, least, one_of
-from qrag_jax.evaluators.agents import BEST_BY
 from qrag_jax.feedback.rag import LLM, RELEVANCE, Mixture
 from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
 from qrag_jax.llm.config import LlmConfig, RerankerConfig
 from qrag_jax.models.first_encoder import EncoderConfig
 from qrag_jax.policies.plackett_luce import PlackettLuceConfig
-from qrag_jax.runtime import own_code
-from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
+from qrag_jax.runtime import own_code, pretrained_files
 from qrag_jax.systems.config import HalvedEvalConfig, SystemConfig, refuse
 from qrag_jax.systems.search import BY_VECTORS, SearchConfig, of_corpus, unread
 
+BEST_BY = ("f1", "em", "recall")
 GRPO, PPO = ALGORITHMS = ("grpo", "ppo")
 SCRIPTED, REACT, SEARCH_R1, PLANNER = "scripted", "react", "search_r1", "planner"
 OWN = "own"
@@ -56,11 +54,7 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         if self.name == OWN:
-            own_code.check_form(self.path, PATH)
-
-    @property
-    def limits(self) -> Limits:
-        return Limits(max_hops=self.max_hops, max_turns=self.max_turns)
+            own_code.check_form(self.path, rag.PATH)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -164,7 +158,7 @@ class HarrConfig(SystemConfig):
             GRPO: fields["algorithm"] == GRPO,
             PPO: fields["algorithm"] == PPO,
             "agent.path": fields["agent.name"] == OWN,
-            "encoder.scratch": fields["encoder.path"] in ("", MINILM_OR_SCRATCH),
+            "encoder.scratch": fields["encoder.path"] in ("", pretrained_files.MINILM_OR_SCRATCH),
             "data.columns": False,
             "train.accumulation": False,  # a step is computed in blocks of encoder.block_tokens
             "llm": by_model,

@@ -27,8 +27,7 @@ from qrag_jax.data.sample import Sample, fingerprint
 from qrag_jax.environments.episode import Agent, Closed, Failed, Task
 from qrag_jax.environments.rag import PATH, OwnAgent, Planner, ReAct, Scripted, SearchR1
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.agents import agent_evaluation, agent_row
-from qrag_jax.evaluators.evaluation import Evaluation
+from qrag_jax.evaluators.evaluation import Evaluation, lost_text, of_all_hosts, sampler
 from qrag_jax.feedback import rag
 from qrag_jax.feedback.llm import JUDGE, metrics_of_all, verdict_of
 from qrag_jax.feedback.rewards import Checks, Patience, Watch
@@ -38,39 +37,39 @@ from qrag_jax.learners.query_encoder import QueryEncoder, make_query_update
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.llm.outcomes import Failure, Request
 from qrag_jax.llm.text import generation, prompts
-from qrag_jax.metrics.bootstrap import gains, score_table
+from qrag_jax.metrics import ranking
+from qrag_jax.metrics.bootstrap import means, score_table
 from qrag_jax.metrics.row_log import AGENTS, REWARDS, AgentRow
-from qrag_jax.metrics.summaries import agent_columns, agent_summary, pass_at
+from qrag_jax.metrics.summaries import (
+    agent_columns,
+    agent_counts,
+    agent_gains,
+    agent_summary,
+    pass_at,
+)
+from qrag_jax.models import first_encoder, pretrained
 from qrag_jax.models.compute.lora import merge
-from qrag_jax.models.first_encoder import FOLDER, check_origin, prepare_encoder
-from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.policies.plackett_luce import NOTHING
 from qrag_jax.retrieval.corpus import StoredCorpus, names_of
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.index_folder import CORPUS, EXACT, IndexAt, read_manifest
 from qrag_jax.retrieval.own_documents import SEMANTIC
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.rollouts import pool_search
+from qrag_jax.rollouts import pool_search, schedule, text_table
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, questions_at
 from qrag_jax.rollouts.pool_search import HopBatch, Rewarded, StateRows
-from qrag_jax.rollouts.schedule import Counts, draw_keys
-from qrag_jax.rollouts.text_table import MeshTower, blocks_of
 from qrag_jax.rollouts.token_episodes import HOPELESS, AgentRollout, Asks, Episode, Start
-from qrag_jax.runtime import hosts
-from qrag_jax.runtime.aot import Program
-from qrag_jax.runtime.config_fields import check_split
+from qrag_jax.runtime import aot, bounded_json, config_fields, hosts
 from qrag_jax.runtime.interrupt import StopSignal, wait_for
 from qrag_jax.runtime.mesh import shard_batch, shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
-from qrag_jax.systems import scoring
+from qrag_jax.systems import indexing, scoring, training
 from qrag_jax.systems.config import Drawn, drawn
 from qrag_jax.systems.harr import config as harr_config
 from qrag_jax.systems.harr.config import HarrConfig
-from qrag_jax.systems.indexing import PassageEncoder
 from qrag_jax.systems.scoring import Logs, Predictor, ScoreOptions, Way
 from qrag_jax.systems.search import indexed
-from qrag_jax.systems.training import MeshSystem, Opening
 
 K = TypeVar("K")
 _copied = jax.jit(lambda tree: jax.tree.map(jnp.copy, tree))
@@ -88,7 +87,7 @@ _STATELESS = "untrained, the sub-query alone"
 
 
 @dataclasses.dataclass(kw_only=True)
-class Harr(MeshSystem[HarrConfig]):
+class Harr(training.MeshSystem[HarrConfig]):
     """It plays episodes on this host's devices.
 
     A run is scored with three retrievers, which search greedily: the one that was trained, the
@@ -105,7 +104,7 @@ class Harr(MeshSystem[HarrConfig]):
         super().__post_init__()
         # Programs that send between devices must begin in the same order on all of them, also those
         # of a thread that plays ahead.
-        self.device, self.counts = threading.Lock(), Counts()
+        self.device, self.counts = threading.Lock(), schedule.Counts()
         config, inputs, index = self.config, self.inputs, self.inputs.index
         self.data, self.provenance = inputs.data, self.models.provenance
         self.model = self.models.model
@@ -140,10 +139,10 @@ class Harr(MeshSystem[HarrConfig]):
     @classmethod
     def check_mesh(cls, config: HarrConfig, mesh: Mesh, local_mesh: Mesh) -> None:
         hosts.check_play(config.runtime.mesh, local_mesh, config.agent.staleness)
-        check_split("train.batch_size × members", config.episodes, mesh.size)
+        config_fields.check_split("train.batch_size × members", config.episodes, mesh.size)
 
     @classmethod
-    def parts(cls, at: Opening) -> dict[str, Any]:
+    def parts(cls, at: training.Opening) -> dict[str, Any]:
         config, model = at.config, NO_MODELS
         if not at.dry:  # the server starts while the data are read and the corpus is embedded
             model = at.stack.enter_context(open_models(config, at.workdir))
@@ -164,7 +163,7 @@ class Harr(MeshSystem[HarrConfig]):
                 jax.block_until_ready(updated)
             return updated
 
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[aot.Program]:
         state = self._parts.shapes(self.inputs.model.trained)
         nothing = [Rewarded((), None)] * self.config.episodes
         batch = pool_search.hop_batch(nothing, self._shape, self.config.policy)
@@ -172,7 +171,7 @@ class Harr(MeshSystem[HarrConfig]):
         trunk, rows = self.inputs.model.trunk, self.config.episodes * self._shape.hops
         flops = self.learner.update_passes * trunk.config.flops(rows, self._shape.tokens / 2)
         arguments, dtype = (state, batch, *self.base), trunk.precision.products.name
-        return [Program("update", self._update, arguments, flops, dtype)]
+        return [aot.Program("update", self._update, arguments, flops, dtype)]
 
     @cached_property
     def learner(self) -> QueryEncoder:
@@ -186,7 +185,7 @@ class Harr(MeshSystem[HarrConfig]):
             loaded,
             self._parts,
             encoder=loaded.encoder,
-            blocks=blocks_of(config.encoder, alike, Platform.of(self.mesh)),
+            blocks=text_table.blocks_of(config.encoder, alike, Platform.of(self.mesh)),
             config=config.rule,
             tau=config.policy.tau,
             weights=(of_episode, of_hop),
@@ -256,7 +255,7 @@ class Harr(MeshSystem[HarrConfig]):
         """
         key = jax.random.fold_in(jax.random.key(self.config.seed), number)
         places = first + apart * np.arange(len(golds), dtype=np.uint32)
-        keys = np.asarray(draw_keys(key, places, members))
+        keys = np.asarray(schedule.draw_keys(key, places, members))
         return [
             Start(Task(question.id, question.question), keys[place, member], place)
             for place, question in enumerate(golds)
@@ -310,7 +309,9 @@ class Harr(MeshSystem[HarrConfig]):
             if isinstance(scored, Failure):
                 rewarded.append(Rewarded(episode.searches, None))
                 continue
-            by_hop = [[scored.hops[name][hop] for name in of_hop] for hop in range(scored.searches)]
+            by_hop = [
+                [scored.hops[name][hop] for name in of_hop] for hop in range(len(episode.searches))
+            ]
             whole = [scored.episode[name] for name in of_episode]
             rewarded.append(Rewarded(episode.searches, whole, by_hop))
         return rewarded
@@ -362,19 +363,19 @@ class Harr(MeshSystem[HarrConfig]):
         config, model = self.config.agent, self.model
         if config.name == harr_config.SCRIPTED:
             every = (*self.inputs.train, *self.inputs.dev)
-            return Scripted({sample.id: sample for sample in every}, config.limits)
+            return Scripted({sample.id: sample for sample in every}, config.max_hops)
         if self.models.own_agent is not None:
             return self.models.own_agent
         assert model is not None
         loaded: dict[str, Any] = load_prompts(config)
-        loaded |= {"generation": model.generation, "limits": config.limits}
+        loaded |= {"generation": model.generation, "max_hops": config.max_hops}
         if config.name != harr_config.SEARCH_R1:
             return (Planner if config.name == harr_config.PLANNER else ReAct)(**loaded)
         text = _chat_text(self.config, model.generation.enable_thinking)
-        return SearchR1(**loaded, chat_text=text)
+        return SearchR1(**loaded, max_turns=config.max_turns, chat_text=text)
 
     @cached_property
-    def _tower(self) -> MeshTower:
+    def _tower(self) -> text_table.MeshTower:
         """The query encoder's programs; `play` gives it the parameters."""
         mesh, model, rows = self.local_mesh or self.mesh, self.inputs.model, self.rows.max_tokens
         rules = model.trunk.partition_rules()
@@ -382,7 +383,7 @@ class Harr(MeshSystem[HarrConfig]):
             shardings_of(mesh, rules, part) for part in (model.trained, model.base)
         )
         whole = merge(of_params, of_base)
-        return MeshTower(mesh, whole, model.encoder, None, number=None, row_tokens=rows)
+        return text_table.MeshTower(mesh, whole, model.encoder, None, number=None, row_tokens=rows)
 
     def _counted(self) -> dict[str, float]:
         counts, client = self.counts, self.model.client if self.model else None
@@ -438,17 +439,60 @@ class Harr(MeshSystem[HarrConfig]):
 
     def summary(self, predictor: Predictor, logs: Logs) -> tuple[dict[str, Any], list[str]]:
         rows, sampled = {label: AGENTS.read(log) for label, log in logs}, predictor.options.sampled
-        summary = scoring.compared(rows, main := logs[-1][0], agent_summary, _gains)
+        summary = scoring.compared(rows, main := logs[-1][0], agent_summary, agent_gains)
         if sampled:
             summary["pass@k"] = _passes(rows[main], sampled)
         return summary, _table(summary)
 
 
-def _gains(rows: Sequence[AgentRow], others: Sequence[AgentRow]) -> dict[str, Any]:
-    """Paired differences over the questions that failed in neither."""
-    both = [pair for pair in zip(rows, others, strict=True) if not any(row.failed for row in pair)]
-    ours, theirs = (agent_columns([pair[side] for pair in both]) for side in (0, 1))
-    return gains({name: ours[name] for name in ("em", "f1", "recall")}, theirs)
+def agent_evaluation(
+    step: int,
+    golds: Sequence[Sample],
+    best_by: str,
+    play: Callable[[Sequence[int]], Sequence[Episode]],
+) -> Evaluation:
+    """Scores fixed questions; of several hosts, each plays its part, and all call this together.
+
+    Args:
+        golds: the questions, with their relevant passages as `grades`.
+        best_by: the score that chooses the best checkpoint.
+        play: places of questions → an episode for each of them, in order.
+    """
+
+    def ask(places: Sequence[int]) -> list[Any]:
+        rows = map(agent_row, [golds[place] for place in places], play(places))
+        return [*map(dataclasses.asdict, rows)]
+
+    rows = [bounded_json.typed(AgentRow, fields) for fields in of_all_hosts(len(golds), ask)]
+    columns, counts = agent_columns(rows), agent_counts(rows)
+    if not columns["recall"]:  # no question has gold passages
+        del columns["recall"]
+    scores = means(columns)
+    shown = ", ".join(f"{name} {score:.3f}" for name, score in scores.items())
+    scores |= {name: counts[name] for name in ("broken_share", "failed_share")}
+    lost = lost_text(scores, {"broken_share": "broken", "failed_share": "failed"})
+    line = f"step {step}: {shown}{lost} on {len(golds)} questions"
+    kept = sampler(AGENTS, rows)
+    return Evaluation.of(line, scores, best_by, columns, episodes=kept)
+
+
+def agent_row(gold: Sample, episode: Episode) -> AgentRow:
+    """The row of an episode, whose question has this gold."""
+    ended, names = episode.ended, [s.names for s in episode.searches]
+    answer, broken, em, f1 = "", "", 0.0, 0.0
+    if isinstance(ended, Failed):
+        broken = ended.cause
+    else:
+        answer = ended.answer
+        em, f1 = rag.em_f1(answer, gold)
+    return AgentRow(
+        *(gold.id, gold.question, gold.answers, answer, broken, em, f1),
+        recall=ranking.episode_recall(gold.relevant, names) if gold.relevant else None,
+        searches=tuple(
+            {"query": hop.sub_query, "status": hop.status, "answer": hop.answer, "names": list(ids)}
+            for hop, ids in zip(ended.history, names)
+        ),
+    )
 
 
 def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
@@ -464,8 +508,7 @@ def _passes(rows: Sequence[AgentRow], sampled: int) -> dict[str, float]:
 def _table(summary: Mapping[str, Any]) -> list[str]:
     columns, losses = ("em", "f1", "recall", "hops"), ("broken", "failed")
     counts = {loss: f"{{{loss}}} of {{questions}}" for loss in losses}
-    over = ((f"gain over {name}", gain) for name, gain in summary["gains"].items())
-    text = score_table(summary["scores"].items(), columns, counts, over)
+    text = score_table(summary["scores"].items(), columns, counts, summary["gains"].items())
     if "pass@k" in summary:
         passes = ", ".join(f"{k}: {value:.3f}" for k, value in summary["pass@k"].items())
         text.append(f"pass@k of drawn passages: {passes}")
@@ -477,7 +520,7 @@ def _table(summary: Mapping[str, Any]) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    model: LoadedEncoder
+    model: pretrained.LoadedEncoder
     index: Any  # a `VectorIndex`; None: nothing will be searched
     train: Sequence[Sample]  # the questions that are trained on
     dev: Sequence[Sample]
@@ -506,7 +549,7 @@ def load_inputs(
         searches: whether anything will be searched; else the corpus is not read.
     """
     if not is_kept:
-        check_origin(config.encoder)
+        first_encoder.check_origin(config.encoder)
     agent = config.agent
     train_samples, dev_samples, report = load_questions(
         config.data,
@@ -520,14 +563,14 @@ def load_inputs(
     every = (*train_samples, *dev_samples)
     texts = (text for sample in every for text in (sample.question, *sample.chunks))
     platform = Platform.of(mesh)
-    encoder = prepare_encoder(
+    encoder = first_encoder.prepare_encoder(
         config.encoder, workdir, texts, config.seed, is_kept=is_kept, platform=platform
     )
     index = None
     if searches:
-        folder, most = str(workdir / FOLDER), config.data.max_chunk_tokens
+        folder, most = str(workdir / first_encoder.FOLDER), config.data.max_chunk_tokens
         settings = dataclasses.replace(config.encoder, path=folder)
-        tower = PassageEncoder.of_folder(folder, settings, mesh, most)
+        tower = indexing.PassageEncoder.of_folder(folder, settings, mesh, most)
         tower = dataclasses.replace(tower, title_separator=config.data.passage_separator)
         arguments = config.search, partial(_passages, every), workdir / Harr.INDEX, tower
         at = indexed(*arguments, begun=is_kept, stop=stop)
@@ -569,8 +612,7 @@ def _kept(path: str, train: Sequence[Sample]) -> tuple[Sequence[int], dict[str, 
     if lacking or not numbers:
         why = f"lacks the training question {lacking[0][0]}" if lacking else "keeps no question"
         raise InputError(
-            f"{field} is {path}, which {why}; give qrag filter_data again, for these data, or with "
-            "a lower --least_std."
+            f"{field} is {path}, which {why}; give qrag filter_data again, or a lower --least_std."
         )
     log(f"{len(numbers)} of {len(train)} training questions are kept by {path}")
     kept = json.dumps([names[n] for n in numbers])
@@ -653,9 +695,7 @@ def _chat_text(config: HarrConfig, thinks: bool | None) -> Callable[[prompts.Mes
     assert llm is not None
     tokenizer = llm.tokenizer or (llm.server.model if llm.server is not None else "")
     if not tokenizer:
-        raise InputError(
-            "the search_r1 agent needs the model's chat template; give config.llm.tokenizer."
-        )
+        raise InputError("search_r1 needs a chat template; give config.llm.tokenizer.")
     return generation.chat_template(tokenizer, thinks).opened
 
 
@@ -668,7 +708,7 @@ def open_models(config: HarrConfig, workdir: Path) -> Iterator[HarrModels]:
         used["judge"] = prompts.load(JUDGE)
     provenance = {f"the prompt {name}": prompt.fingerprint for name, prompt in used.items()}
     if config.agent.name == harr_config.OWN:
-        agent = OwnAgent.load(config.agent.path, config.agent.limits)
+        agent = OwnAgent.load(config.agent.path, config.agent.max_hops)
         provenance[PATH] = f"{agent.code.spec} {agent.code.digest}"
         log(f"the agent is {agent.code.spec}, which runs in this process, without a sandbox")
     with contextlib.ExitStack() as stack:

@@ -13,6 +13,7 @@ made with.
 from __future__ import annotations
 
 import dataclasses
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -26,45 +27,27 @@ from qrag_jax.data.reading import without_asked
 from qrag_jax.data.sample import Sample, Split, world
 from qrag_jax.environments import queries
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.evaluators.token_scores import query_evaluation
+from qrag_jax.evaluators.evaluation import Evaluation, sampler
 from qrag_jax.feedback.pairs import check_found, check_pairs, read_pairs, report_of, write_pairs
 from qrag_jax.learners.state import TrainState
 from qrag_jax.learners.token_policy import row_log_probs
 from qrag_jax.llm.text import prompts
 from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.row_log import HOPS, Searched
-from qrag_jax.metrics.summaries import hop_gains, hop_summary, hop_table
-from qrag_jax.retrieval.corpus import pooled
-from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.rollouts.experience import questions_at
-from qrag_jax.rollouts.libraries import states_on
-from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_blocks import BlockShape
+from qrag_jax.metrics.summaries import SHOWN, hop_columns, hop_gains, hop_summary, hop_table
+from qrag_jax.retrieval import corpus, protocol
+from qrag_jax.rollouts import experience, libraries, schedule, token_blocks
 from qrag_jax.rollouts.token_episodes import Episode, Start
 from qrag_jax.rollouts.trajectories import DONE, REWARD, TokenTrajectory
-from qrag_jax.runtime import hosts
-from qrag_jax.runtime.config_fields import has_begun, read_fields
+from qrag_jax.runtime import config_fields, hosts, whole_files
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
-from qrag_jax.runtime.whole_files import write_json
-from qrag_jax.systems import scoring, token_system
+from qrag_jax.systems import scoring, token_config, token_system
+from qrag_jax.systems.leret import tries
 from qrag_jax.systems.leret.config import PREFERENCE, SCRIPT, STYLED, LeretConfig
-from qrag_jax.systems.leret.tries import (
-    PAIRS,
-    Lesson,
-    Lessons,
-    PlayBy,
-    Trying,
-    by_rule,
-    lessons_in,
-    lessons_of,
-    search_hops,
-    states_of,
-)
+from qrag_jax.systems.leret.tries import Lesson, Lessons, PlayBy, Trying
 from qrag_jax.systems.scoring import Logs, Predictor, ScoreOptions, Way
 from qrag_jax.systems.search import open_search
-from qrag_jax.systems.token_config import BRIDGE, StagePlan
 
 CORPUS = "search"  # of pooled passages, in the run's folder
 # Sections of the config that the play of given weights depends on.
@@ -88,17 +71,17 @@ def load_inputs(
             is written by what trains.
     """
     asked, settings, writing = config.questions, config.search, config.writing
-    is_made, questions = asked.train == BRIDGE, dict[str, list[Any]]()
+    is_made, questions = asked.train == token_config.BRIDGE, dict[str, list[Any]]()
 
     def read(split: Split, text: str, count: int) -> list[Sample]:
-        if text != BRIDGE:
+        if text != token_config.BRIDGE:
             return token_system.read_samples(text, from_corpus=True)
         questions[split] = world().bridge_questions(asked.bridge_seed, split, range(count))
         return [question.query for question in questions[split]]
 
     pairs = read_pairs(config.pairs.path) if trains else []
     every_dev, train = read("dev", asked.dev, asked.bridge_dev), list[Sample]()
-    passages: Callable[[], Iterable[Passage]] | None = None
+    passages: Callable[[], Iterable[protocol.Passage]] | None = None
     if trains or search is not None:
         every = read("train", asked.train, asked.bridge_corpus)
         # Where they are made here, passages of more questions are searched.
@@ -107,15 +90,15 @@ def load_inputs(
         train = train[: asked.most or len(train)]
         brought = (*train, *every_dev, *every[count:])
 
-        def pages() -> Iterable[Passage]:
-            return pooled(page for sample in brought for page in sample.passages)
+        def pages() -> Iterable[protocol.Passage]:
+            return corpus.pooled(page for sample in brought for page in sample.passages)
 
         passages = pages
-    begun = search is None and has_begun(workdir)
+    begun = search is None and config_fields.has_begun(workdir)
     library = open_search(settings, passages, search or workdir / CORPUS, begun=begun)
 
     by = library.corpus, settings.gold_by, settings.max_missing_share
-    states = states_on(train, *by) if trains else []
+    states = libraries.states_on(train, *by) if trains else []
     variants = queries.style_variants() if config.tries.ways == STYLED else ()
     prompt = queries.QueryPrompt(prompts.load(writing.prompt), variants, writing.passage_words)
     script = None
@@ -131,7 +114,7 @@ def load_inputs(
         mesh,
         turn=writing.query_tokens,
         train=states,
-        dev=states_on(every_dev, *by),
+        dev=libraries.states_on(every_dev, *by),
         digest=digest_of,
         agent=queries.QueryAgent(prompt, writing.k, writing.stop),
         asks=lambda state: [prompt.messages(state.asked_by(n)) for n in range(len(prompt.names))],
@@ -149,9 +132,9 @@ def digest_of(states: Sequence[queries.QueryState]) -> str:
 class Taught(NamedTuple):
     """What a stage learns from."""
 
-    plan: StagePlan
+    plan: token_config.StagePlan
     lessons: Sequence[Lesson]
-    shape: BlockShape  # one for all batches, so that one program is compiled
+    shape: token_blocks.BlockShape  # one for all batches, so that one program is compiled
     # Of pairs, float32 `[2·P]`: log-probabilities by the weights of the stage's start
     reference: np.ndarray | None
 
@@ -217,8 +200,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
                 fix = "config.sampling.room, or give config.pairs.path with others"
             long = self._lessons.too_long
             raise InputError(
-                f"there is nothing to learn from for the stage {plan.kind} ({long} prompts are too "
-                f"long); raise {fix}, or leave the stage out."
+                f"the stage {plan.kind} has no lesson ({long} prompts are too long); raise {fix}."
             )
         # The shape depends on the tries, and not on when the run was begun.
         members = len(lessons[0].queries)
@@ -236,21 +218,18 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         The state has the weights that make what is missing; None: these are gone.
         """
         if self._from_file(iteration):
-            lessons, file = (
-                lessons_in(self.inputs.pairs, self.inputs.speech),
-                self.config.pairs.path,
-            )
-            count = len(lessons.of[PREFERENCE])
+            lessons = tries.lessons_in(self.inputs.pairs, self.inputs.speech)
+            count, file = len(lessons.of[PREFERENCE]), self.config.pairs.path
             log(f"iteration {iteration}: {count} pairs of {file}, {lessons.too_long} are too long")
             return lessons
         play = None if state is None else self.play_by(self.weights(state), stop)
-        tries, shown = self.trying.iteration(iteration, play, stop)
-        check_found(tries)
-        states = states_of(self.config, tries)
-        lessons = lessons_of(states, shown, self.inputs.agent.prompt, self.inputs.speech)
-        path = self.trying.folder(iteration) / PAIRS
+        made, shown = self.trying.iteration(iteration, play, stop)
+        check_found(made)
+        states = tries.states_of(self.config, made)
+        lessons = tries.lessons_of(states, shown, self.inputs.agent.prompt, self.inputs.speech)
+        path = self.trying.folder(iteration) / tries.PAIRS
         hosts.first_does(partial(write_pairs, path, lessons.texts))
-        unscored = sum(not attempt.scored for attempt in tries)
+        unscored = sum(not attempt.scored for attempt in made)
         log(
             f"iteration {iteration}: {report_of(states)}; {unscored} tries without a score, "
             f"{lessons.too_long} states whose prompts are too long"
@@ -272,7 +251,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         self,
         stage: token_system.Stage,
         pairs: Sequence[Lesson],
-        shape: BlockShape,
+        shape: token_blocks.BlockShape,
         state: TrainState | None,
         stop: StopSignal,
     ) -> np.ndarray:
@@ -282,14 +261,14 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         """
         path = self.trying.folder(stage.plan.iteration) / "reference.json"
         if state is None:
-            return np.array(read_fields(path)["log_probs"], np.float32)
+            return np.array(config_fields.read_fields(path)["log_probs"], np.float32)
         parts, size = [], self._size(stage)  # as many as in an update: one program
         for first in range(0, len(pairs), size):
             stop.check()
             rows = self.token_rows(stage, taught_by(pairs[first : first + size]))
             parts.append(self._log_probs(state.params, rows, shape, *self.base))
         log_probs = np.concatenate(parts)
-        hosts.first_does(partial(write_json, path, {"log_probs": log_probs.tolist()}))
+        hosts.first_does(partial(whole_files.write_json, path, {"log_probs": log_probs.tolist()}))
         return log_probs
 
     @cached_property
@@ -305,7 +284,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         assert self._taught is not None
         lessons, first = self._taught.lessons, stage.plan.first
         how = len(lessons), self._size(stage), self.config.seed + first
-        drawn = questions_at(step - first, *how)
+        drawn = experience.questions_at(step - first, *how)
         asked = [lessons[number].question for number in drawn[:, 0]]
         if not self._from_file(stage.plan.iteration):
             asked = [self.trying.asked[place] for place in asked]
@@ -355,13 +334,14 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         """
         play = self.play_by(params, stop, greedy=self.config.eval.greedy)
         by = partial(play, self.prompt if variant else self.inputs.agent.prompt)
-        return search_hops(self.config, self.inputs.library, states, by, stream, variant=variant)[0]
+        how = self.config, self.inputs.library, states, by, stream
+        return tries.search_hops(*how, variant=variant)[0]
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
         rows = self.searched(state.params, self.inputs.dev, stop)
         return query_evaluation(step, rows, self.config.eval.best_by)
 
-    def _counted(self, counts: Counts) -> dict[str, float]:
+    def _counted(self, counts: schedule.Counts) -> dict[str, float]:
         return {"failed_tries": float(counts.failed)}
 
     # ---------------------------------------------------------------- a run is scored
@@ -398,19 +378,61 @@ class Leret(token_system.TokenSystem[LeretConfig]):
             yield predictor.way(weights, f"prompt-{name}", label, play, prompt=prompt)
 
         def ruled(by: Any, shown: Sequence[queries.QueryState], _: int) -> list[Searched]:
-            return search_hops(config, library, shown, by, token_system.EVALUATED)[0]
+            return tries.search_hops(config, library, shown, by, token_system.EVALUATED)[0]
 
         for name, label, write in (
             ("question", "the question", lambda state: one_line(state.question)),
             ("question_and_passage", "the question and the first passage", _with_passage),
         ):
-            by = by_rule(library, config.writing.k, write)
+            by = tries.by_rule(library, config.writing.k, write)
             yield Way(name, label, partial(ruled, by), predictor.record)
 
     def summary(self, predictor: Predictor, logs: Logs) -> tuple[dict[str, Any], list[str]]:
         rows, main = {label: HOPS.read(log) for label, log in logs}, logs[0][0]
         summary = scoring.compared(rows, main, hop_summary, hop_gains)
         return summary, hop_table(summary["scores"], summary["gains"], len(rows[main][0].hops))
+
+
+def query_evaluation(step: int, rows: Sequence[Searched], best_by: str) -> Evaluation:
+    """Scores the played questions of a training."""
+    scores, last = hop_scores(rows), len(rows[0].hops)
+    of_hop = "hop {0}: recall {1:.3f}, AP {2:.3f}, all gold {3:.3f}"
+    parts = [of_hop.format(n, *(scores[f"hop{n}/{x}"] for x in SHOWN)) for n in range(1, last + 1)]
+    lost = scores["empty_share"] + scores["too_long_share"] + scores["failed_share"]
+    without = f"; {lost:.1%} without a query" if lost else ""
+    return Evaluation.of(
+        f"step {step}: {'; '.join(parts)}{without}; {len(rows)} questions",
+        scores,
+        f"hop{last}/{best_by}",
+        hop_columns([row for row in rows if not row.failed]),
+        episodes=sampler(HOPS, rows),
+    )
+
+
+def hop_scores(rows: Sequence[Searched]) -> dict[str, float]:
+    """Means over the questions: `hopN/SCORE` after each hop, and what the queries took.
+
+    A query that is empty or too long finds nothing: the pool stays as it was. A question with a hop
+    that failed is left out of the scores.
+    """
+    columns = hop_columns([row for row in rows if not row.failed])
+    scores = {name: float(np.mean(columns.get(name) or 0.0)) for name in hop_columns(rows)}
+    hops = [hop for row in rows for hop in row.hops]
+    outcomes = Counter(hop.outcome for hop in hops if hop.outcome)  # of what a model wrote
+    count = max(outcomes.total(), 1)
+    known = {
+        "empty_share": queries.EMPTY,
+        "too_long_share": queries.TOO_LONG,
+        "stopped_share": queries.STOPPED,
+    }
+    failed = sum(number for outcome, number in outcomes.items() if outcome not in queries.OUTCOMES)
+    return {
+        **scores,
+        **{name: outcomes[outcome] / count for name, outcome in known.items()},
+        "failed_share": failed / count,
+        "sampled_tokens": sum(hop.sampled for hop in hops) / len(rows),
+        "read_tokens": sum(hop.read for hop in hops) / len(rows),
+    }
 
 
 def _with_passage(state: queries.QueryState) -> str:

@@ -16,21 +16,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from qrag_jax.environments import few_shot
+from qrag_jax.environments import few_shot, queries
 from qrag_jax.environments.episode import Failed, Look
 from qrag_jax.environments.few_shot import Tried
-from qrag_jax.environments.queries import (
-    SEARCHED,
-    STOPPED,
-    Pool,
-    QueryAgent,
-    QueryPrompt,
-    QueryState,
-    Searched,
-    Variant,
-    grown,
-    key_of,
-)
+from qrag_jax.environments.queries import Pool, QueryAgent, QueryPrompt, QueryState, Variant
 from qrag_jax.errors import InputError
 from qrag_jax.feedback import pairs
 from qrag_jax.feedback.pairs import AP, StateKey, StatePairs, Try, choose, pairs_of
@@ -60,7 +49,7 @@ class Asked(NamedTuple):
 
 def pool_scores(config: LeretConfig, state: QueryState, pool: Pool) -> dict[str, float]:
     """What a pool is worth after the hop of this state."""
-    pages = [key_of(passage, config.search.gold_by) for passage in pool]
+    pages = [queries.key_of(passage, config.search.gold_by) for passage in pool]
     return pairs.pool_scores(pages, state.pages, state.hop, config.writing.k)
 
 
@@ -72,11 +61,11 @@ def try_of(config: LeretConfig, asked: Asked, episode: Episode) -> Try:
     if isinstance(ended, Failed):
         outcome, query = ended.cause, ""
     else:
-        assert isinstance(ended, Searched)
+        assert isinstance(ended, queries.Searched)
         outcome, query = ended.outcome, ended.answer
         hits = tuple((passage.id, passage.score) for passage in ended.found)
-        pool = grown(state.pool, ended.found, config.writing.order)
-        if outcome in (SEARCHED, STOPPED):
+        pool = queries.grown(state.pool, ended.found, config.writing.order)
+        if outcome in (queries.SEARCHED, queries.STOPPED):
             scores = pool_scores(config, state, pool)
             reward = scores[config.reward.measure]
     return Try(
@@ -132,7 +121,7 @@ def search_hops(
             if place in asked:
                 episode = episodes[place]
                 attempt = try_of(config, asked[place], episode)
-                if attempt.outcome == SEARCHED:
+                if attempt.outcome == queries.SEARCHED:
                     now[place] = state_after(before, attempt, library)
                 reward = attempt.scores[AP] if attempt.scored else None
                 tried.append(Tried(before, attempt.query, now[place].pool, reward))
@@ -146,7 +135,7 @@ def search_hops(
             pool = now[place].pool
             scores = pool_scores(config, before, pool)
             hops[place].append(Hop(**wrote, pool=tuple(p.id for p in pool), scores=scores))
-        going = [place for place in going if hops[place][-1].outcome != STOPPED]
+        going = [place for place in going if hops[place][-1].outcome != queries.STOPPED]
     rows = [
         searched_row(config, library, state, last.pool, question_hops)
         for state, last, question_hops in zip(states, now, hops, strict=True)
@@ -158,8 +147,8 @@ def searched_row(
     config: LeretConfig, library: CorpusLibrary, state: QueryState, pool: Pool, hops: Sequence[Hop]
 ) -> SearchedRow:
     """How a question was searched for, with the texts of the last pool, and of the gold pages."""
-    known = {key_of(p, config.search.gold_by): p for p in library.named(state.gold_ids)}
-    known |= {key_of(p, config.search.gold_by): p for p in reversed(pool)}  # first wins
+    known = {queries.key_of(p, config.search.gold_by): p for p in library.named(state.gold_ids)}
+    known |= {queries.key_of(p, config.search.gold_by): p for p in reversed(pool)}  # first wins
     gold = [known[page] for page in state.pages if page in known]
     return SearchedRow(
         *(state.id, state.question, state.answers, state.pages, tuple(hops), state.source),
@@ -177,7 +166,7 @@ def by_rule(library: CorpusLibrary, k: int, write: Callable[[QueryState], str]) 
         ends = (
             Failed(result.cause, result.message)
             if isinstance(result, Failure)
-            else Searched(look.query, found=result)
+            else queries.Searched(look.query, found=result)
             for (_, look), result in zip(looks, library.look(looks), strict=True)
         )
         return [Episode(ended, (), 1) for ended in ends]
@@ -230,9 +219,7 @@ class Trying:
             prompts = few_shot.read_few_shot(path, prompts.template)
         for number in range(len(prompts.rounds) + 1, config.rounds + 1):
             if play is None:
-                raise InputError(
-                    f"{path} is not finished, and its weights are gone; begin a new --workdir."
-                )
+                raise InputError(f"{path} is unfinished, its weights gone; begin a new --workdir.")
             log(
                 f"examples, round {number}: {config.bootstrap_questions} questions, then "
                 f"{config.candidates} prompts on {config.rank_questions} others"
@@ -300,8 +287,7 @@ class Trying:
             if missing := parts[whole:]:
                 if play is None:
                     raise InputError(
-                        f"{path} lacks tries; train on, or where their weights are gone, bring the "
-                        "file back, or begin a new --workdir."
+                        f"{path} lacks tries; train on, bring it back, or begin a new --workdir."
                     )
                 kept = f", {len(tries)} are kept" if tries else ""
                 log(f"iteration {number}, hop {hop}: {ends[-1]} tries at {len(now)} states{kept}")
@@ -393,7 +379,7 @@ def lessons_of(
     imitated, pairs, too_long = list[Lesson](), list[Lesson](), 0
     asked, longest, texts = [], list[Segment](), []  # prompts of states with queries
     for state in states:
-        if state.at is None or not state.queries:
+        if not state.queries:
             continue
         asked.append(messages := prompt.messages(shown[state.at].asked_by(0)))
         if state.target is None and not state.pairs:
@@ -401,17 +387,17 @@ def lessons_of(
         opening = speech.scaffold.opening(messages)
         text = speech.tokenizer.decode(opening.tolist(), skip_special_tokens=False)
         wrote = [query.query for query in state.queries]
-        texts += [(text, wrote[pair.winner], wrote[pair.loser]) for pair in state.pairs]
+        texts += [(text, wrote[winner], wrote[loser]) for winner, loser in state.pairs]
         if len(opening) + max(len(query.sampled) for query in state.queries) > speech.room:
             too_long += 1
             continue
         turns, question = [(_turn(opening, query),) for query in state.queries], state.at.question
         if state.target is not None:
             imitated.append(Lesson((turns[state.target],), question))
-        pairs += [Lesson((turns[p.winner], turns[p.loser]), question) for p in state.pairs]
+        pairs += [Lesson((turns[win], turns[lose]), question) for win, lose in state.pairs]
     if asked:
-        queries = (query for state in states if state.at is not None for query in state.queries)
-        query = max(queries, key=lambda query: len(query.sampled))
+        every = (query for state in states for query in state.queries)
+        query = max(every, key=lambda query: len(query.sampled))
         # Texts of more characters have more tokens, or nearly so many.
         asked.sort(key=lambda messages: sum(len(text) for _, text in messages))
         for opening in map(speech.scaffold.opening, asked[-_MEASURED:]):

@@ -18,13 +18,11 @@ from qrag_jax.feedback.rewards import DEFERRED, METRICS, OWN, RewardConfig, rewa
 from qrag_jax.learners.config import ImitateConfig, PQNConfig
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import LlmConfig
-from qrag_jax.models.embedding import TextEncoder
-from qrag_jax.models.first_encoder import LEFT_OPEN, EncoderConfig
+from qrag_jax.models import embedding, first_encoder
 from qrag_jax.policies.soft_q import LEAST_BLOCK, SoftQConfig
 from qrag_jax.rollouts.chunks import RolloutConfig
-from qrag_jax.runtime import config_fields
+from qrag_jax.runtime import config_fields, pretrained_files
 from qrag_jax.runtime.config_fields import internal
-from qrag_jax.runtime.pretrained_files import MINILM_OR_SCRATCH
 from qrag_jax.runtime.retriever_config import BEAM_SCORES, NO_POSITIONS, Search
 from qrag_jax.systems.config import SystemConfig, refuse
 
@@ -70,7 +68,7 @@ class QRagConfig(SystemConfig):
     EVALUATED_BY_MODEL: ClassVar[bool] = False
     # what is done, one after the other: imitate, pqn, or both
     stages: Annotated[tuple[str, ...], some_of(STAGES, ordered=True)] = (PQN,)
-    encoder: EncoderConfig
+    encoder: first_encoder.EncoderConfig
     data: DataConfig
     env: ChunksConfig
     policy: SoftQConfig
@@ -121,7 +119,7 @@ class QRagConfig(SystemConfig):
         by_model = reward in METRICS
         read = {
             "imitate": IMITATE in fields["stages"],
-            "encoder.scratch": fields["encoder.path"] in ("", MINILM_OR_SCRATCH),
+            "encoder.scratch": fields["encoder.path"] in ("", pretrained_files.MINILM_OR_SCRATCH),
             "data.columns": data_sources.OWN in sources - SETTINGS.keys(),
             **dict.fromkeys((f"reward.{name}" for name in DEFERRED), by_model or reward == OWN),
             "reward.path": reward == OWN,
@@ -133,8 +131,8 @@ class QRagConfig(SystemConfig):
 
     @classmethod
     def fill_open(cls, config: ConfigDict, saved: ConfigDict) -> None:
-        for name in LEFT_OPEN:
-            if config.encoder[name] == LEFT_OPEN[name]:
+        for name in first_encoder.LEFT_OPEN:
+            if config.encoder[name] == first_encoder.LEFT_OPEN[name]:
                 config.encoder[name] = saved.encoder[name]
         config.env.max_steps = config.env.max_steps or saved.env.max_steps
 
@@ -189,10 +187,10 @@ class QRagConfig(SystemConfig):
         return self.data.at(self.eval.path)
 
 
-def settled(config: ConfigDict, encoder: TextEncoder) -> ConfigDict:
+def settled(config: ConfigDict, encoder: embedding.TextEncoder) -> ConfigDict:
     """A copy of the config whose open fields have the values that `encoder` uses."""
     result = config.copy_and_resolve_references()
-    for name in LEFT_OPEN:
+    for name in first_encoder.LEFT_OPEN:
         result.encoder[name] = getattr(encoder, name)
     return result
 

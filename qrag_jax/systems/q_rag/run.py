@@ -27,15 +27,13 @@ from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import state_width
 from qrag_jax.errors import InputError
 from qrag_jax.learners.state import both, both_towers, encoder_key, params_shardings, place
-from qrag_jax.metrics.facts import FULL_BUDGET, table
-from qrag_jax.metrics.stopping import REPORT
+from qrag_jax.metrics import facts, stopping
+from qrag_jax.models import first_encoder, pretrained
 from qrag_jax.models.compute.attention import THETA
 from qrag_jax.models.compute.lora import Adapted, merge
 from qrag_jax.models.embedding import Params, TextEncoder
 from qrag_jax.models.files import sentence_transformers
 from qrag_jax.models.files.weight_names import save_folder
-from qrag_jax.models.first_encoder import origin, prepare_encoder
-from qrag_jax.models.pretrained import LoadedEncoder, write_adapters
 from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers
 from qrag_jax.rollouts.chunks import CHUNK, STATE
 from qrag_jax.runtime import retriever_config as retriever_file
@@ -45,11 +43,10 @@ from qrag_jax.runtime.mesh import make_mesh, shardings_of
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.retriever_config import RetrieverConfig
 from qrag_jax.runtime.whole_files import check_is_free, sha256, whole_folder
+from qrag_jax.systems import retriever, scoring
 from qrag_jax.systems.config import ADAPTER, CARD, TEMPLATES, without_folders
 from qrag_jax.systems.indexing import PassageEncoder, mesh_towers, on_host, one_tower, scale_outside
 from qrag_jax.systems.q_rag.config import QRagConfig, settled
-from qrag_jax.systems.retriever import Backend
-from qrag_jax.systems.scoring import SUMMARY, mesh_of_run, saved_params
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +56,7 @@ class SavedRun:
     raw: dict[str, Any]  # the config, as it was given
     fields: dict[str, Any]  # the same by names with dots, with all open fields settled
     mesh: Mesh
-    loaded: LoadedEncoder
+    loaded: pretrained.LoadedEncoder
     # Where the parameters live: two towers stacked on axis 0, or (`Adapted`) their adapters
     # stacked, over one base
     shardings: Params | Adapted
@@ -73,9 +70,9 @@ class SavedRun:
     ) -> SavedRun:
         """Reads the encoder of a run; its config may have other data or settings of evaluation."""
         taken = QRagConfig.of(config, scoring=True)
-        mesh = mesh_of_run(taken, workdir, mesh_of)
+        mesh = scoring.mesh_of_run(taken, workdir, mesh_of)
         how: Any = {"is_kept": True, "platform": Platform.of(mesh)}
-        loaded = prepare_encoder(taken.encoder, workdir, [], taken.seed, **how)
+        loaded = first_encoder.prepare_encoder(taken.encoder, workdir, [], taken.seed, **how)
         rules = loaded.trunk.partition_rules()
         trained = params_shardings(mesh, rules, loaded.trained)
         shardings = merge(trained, shardings_of(mesh, rules, loaded.base))
@@ -85,7 +82,7 @@ class SavedRun:
     def trained(self, which: str) -> tuple[Params | Adapted, int]:
         """The parameters of the "best" or the "last" checkpoint, and their optimizer step."""
         shapes = jax.eval_shape(both, self.loaded.trained)
-        trained, step = saved_params(self.workdir, which, shapes, self._trained_shardings)
+        trained, step = scoring.saved_params(self.workdir, which, shapes, self._trained_shardings)
         return merge(trained, self._base), step
 
     def chosen(self, checkpoint: str = "") -> str:
@@ -121,14 +118,14 @@ class SavedRun:
                 if isinstance(params, Adapted):
                     adapters = on_host(params.adapters, number)
                     folder, sizes = building / f"{ADAPTER}-{name}", self.config.encoder.lora
-                    write_adapters(folder, self.loaded.table, sizes, adapters)
+                    pretrained.write_adapters(folder, self.loaded.table, sizes, adapters)
             about = retriever_config(self, params, building, threshold)
             text = card(self, about, which, step)
             for folder in (building, *building.iterdir()):
                 (folder / CARD).write_text(text, encoding="utf-8")
             about.write(building)
 
-    def backend(self, checkpoint: str) -> Backend:
+    def backend(self, checkpoint: str) -> retriever.Backend:
         """The towers of a checkpoint as a retriever of this process."""
         params, step = self.trained(which := self.chosen(checkpoint))
         threshold = stop_threshold(self, f"{which}-{step}", params)
@@ -137,7 +134,7 @@ class SavedRun:
         form, encoder = row_form(self.loaded.encoder, self.config), self.loaded.encoder
         both = mesh_towers(self.mesh, self.shardings, [encoder] * 2, params, form)
         towers = Towers(self.loaded.tokenizer, form, *both)
-        return Backend(config, towers, lambda: self.passages(params))
+        return retriever.Backend(config, towers, lambda: self.passages(params))
 
     @property
     def _trained_shardings(self) -> Params:
@@ -179,7 +176,7 @@ def row_form(encoder: TextEncoder, config: QRagConfig) -> RowForm:
 
 
 def write_tower(
-    loaded: LoadedEncoder, name: str, form: RowForm, params: Params | Adapted, out: Path
+    loaded: pretrained.LoadedEncoder, name: str, form: RowForm, params: Params | Adapted, out: Path
 ) -> None:
     """Writes one of `TOWERS` as a folder that `SentenceTransformer(out)` reads; see `one_tower`."""
     encoder = loaded.encoder
@@ -206,7 +203,7 @@ def stop_threshold(run: SavedRun, label: str, params: Params | Adapted) -> float
     threshold = run.config.eval.stop_threshold
     if threshold > -math.inf:
         return threshold
-    if not (path := run.workdir / "eval" / label / REPORT).exists():
+    if not (path := run.workdir / "eval" / label / stopping.REPORT).exists():
         return None
     report = read_fields(path)
     if report["provenance"].get("weights") != weights_digest(params):
@@ -238,7 +235,7 @@ def retriever_config(
         format=retriever_file.FORMAT,
         library_version=qrag_jax.__version__,
         # A hub name, or the last part of a path; "": random weights.
-        base_model=without_folders(origin(config.encoder.path, run.workdir)),
+        base_model=without_folders(first_encoder.origin(config.encoder.path, run.workdir)),
         state=state,
         chunk=chunk,
         digest=run.passages(params).digest().partition(TOWER_END)[0],
@@ -269,7 +266,7 @@ def card(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
     from huggingface_hub import ModelCard, ModelCardData
 
     name, config = run.workdir.resolve().name, run.config
-    path, trained = run.workdir / "eval" / SUMMARY, run.workdir / "training.json"
+    path, trained = run.workdir / "eval" / scoring.SUMMARY, run.workdir / "training.json"
     summary = read_fields(path) if path.exists() else {}  # if the run was not scored
     of_this = bool(summary) and (summary["checkpoint"], summary["step"]) == (which, step)
     data = ModelCardData(
@@ -295,7 +292,7 @@ def card(run: SavedRun, about: RetrieverConfig, which: str, step: int) -> str:
         step=step,
         steps=config.train.steps,
         seconds=json.loads(trained.read_text("utf-8"))["seconds"] if trained.exists() else None,
-        scores=table(dict(summary)) if summary else "",
+        scores=facts.table(dict(summary)) if summary else "",
         of_this=of_this,
         fields=json.dumps(without_folders(run.raw), indent=1, default=str),
     )
@@ -308,7 +305,7 @@ def _results(config: QRagConfig, summary: Mapping[str, Any]) -> list[Any]:
 
     data = config.dev_data
     scores, questions = summary["scores"]["trained"], summary["samples"]
-    asked = f"{summary.get('mode', FULL_BUDGET)}, {questions:d} questions"
+    asked = f"{summary.get('mode', facts.FULL_BUDGET)}, {questions:d} questions"
     sources = [source for source, weight in data.sources.items() if weight]
     path = f" ({without_folders(data.path)})" if data.path else ""
     at_k = (column for column in scores if column.startswith("recall@"))

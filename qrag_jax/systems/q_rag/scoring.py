@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import math
 import time
 import types
@@ -36,15 +35,9 @@ from qrag_jax.retrieval.towers import Towers
 from qrag_jax.rollouts.beam_search import BeamSearch
 from qrag_jax.rollouts.chunks import CHUNK, Actor, check_fit
 from qrag_jax.rollouts.text_table import choose_block_shapes
-from qrag_jax.runtime.aot import PeakMemory
-from qrag_jax.runtime.config_fields import CONFIG_NAME, check_split
-from qrag_jax.runtime.interrupt import StopSignal
-from qrag_jax.runtime.platform import Platform
-from qrag_jax.runtime.plots import plot_lengths
-from qrag_jax.runtime.whole_files import write_json
-from qrag_jax.systems import scoring
+from qrag_jax.runtime import aot, config_fields, interrupt, platform, plots, whole_files
+from qrag_jax.systems import indexing, scoring
 from qrag_jax.systems.config import chosen_places, load_config
-from qrag_jax.systems.indexing import mesh_towers
 from qrag_jax.systems.q_rag.run import SavedRun, row_form, weights_digest
 
 _PART = 16  # batches written together
@@ -58,7 +51,7 @@ def open_predictor(
 ) -> Iterator[scoring.Predictor]:
     """The evaluation questions: of the training run's own data, if they are one file, only the part
     held out."""
-    saved, run = load_config(workdir / CONFIG_NAME), SavedRun.open(workdir, raw)
+    saved, run = load_config(workdir / config_fields.CONFIG_NAME), SavedRun.open(workdir, raw)
     config = run.config
     same = (raw.data.path, raw.eval.path) == (saved.data.path, saved.eval.path)
     loaded_samples = load_split(config.dev_data, "dev", hold_out=same and not config.eval.path)
@@ -74,7 +67,7 @@ def open_predictor(
     size = config.eval.batch_size
     evaluator = episodes.EpisodeEvaluator(play, run.mesh, samples, store, shape, size, indices)
     asked, scored = evaluator.shown, _Scored(run, evaluator, store)
-    with StopSignal() as stop:
+    with interrupt.StopSignal() as stop:
         about: Any = {"system": scored, "stop": stop, "raw": raw, "options": options}
         yield scoring.Predictor(RETRIEVALS, asked, _PART * size, **about)
 
@@ -110,9 +103,8 @@ class _Scored:
         self, predictor: scoring.Predictor, logs: scoring.Logs
     ) -> tuple[dict[str, Any], list[str]]:
         config, which = self.run.config, predictor.options.checkpoint
-        both = itertools.product((facts.UNTRAINED, facts.TRAINED), ("multi", "single"))
-        named = zip([*(facts.NAMES[key] for key in both), facts.PLANNED], logs)
-        played = {name: RETRIEVALS.read(log) for name, (_, log) in named}
+        names = facts.UNTRAINED, facts.SINGLE, facts.TRAINED, facts.SINGLE_TRAINED, facts.PLANNED
+        played = {name: RETRIEVALS.read(log) for name, (_, log) in zip(names, logs)}
         summary: dict[str, Any] = {
             "best_is_untrained": which == "best" and predictor.steps[which] == 0,
             **facts.compared(played, in_full=config.rollout.never_terminate),
@@ -202,10 +194,12 @@ def _feedback(run: SavedRun) -> Any:
 def _actor(run: SavedRun, shape: EpisodeShape, store: TokenStore) -> Actor:
     """Plays documents of this shape, which must fit, with blocks for those of the store."""
     encoder, rollout = run.loaded.encoder, run.config.rollout
-    check_split("eval.batch_size", run.config.eval.batch_size, run.mesh.size)
+    config_fields.check_split("eval.batch_size", run.config.eval.batch_size, run.mesh.size)
     check_fit(rollout, encoder, shape, {"evaluation": store})
     fitting = run.config.encoder, rollout, encoder, shape, [store]
-    return Actor(encoder, choose_block_shapes(*fitting, platform=Platform.of(run.mesh)), rollout)
+    return Actor(
+        encoder, choose_block_shapes(*fitting, platform=platform.Platform.of(run.mesh)), rollout
+    )
 
 
 def beam_search(
@@ -230,7 +224,7 @@ def beam_search(
         }
         store = embeddings / encoder_key(encoder.tower(params, CHUNK), made_by)
     blocks = actor.block_shapes.states, actor.block_shapes.chunks
-    both = mesh_towers(run.mesh, run.shardings, [encoder] * 2, params, form, blocks=blocks)
+    both = indexing.mesh_towers(run.mesh, run.shardings, [encoder] * 2, params, form, blocks=blocks)
     towers, size = Towers(tokenizer, form, *both), config.eval.batch_size
     return BeamSearch(run.mesh, towers, rollout, config.beam, batch_size=size, store=store)
 
@@ -250,7 +244,7 @@ def score_lengths(
     run: SavedRun,
     options: scoring.ScoreOptions,
     samples: Mapping[int, int],
-    stop: StopSignal,
+    stop: interrupt.StopSignal,
     *,
     every_story: bool = False,
     embeddings: Path | None = None,
@@ -291,7 +285,7 @@ def score_lengths(
         digest = hashlib.sha256(content.encode()).hexdigest()[:16]
         about = f"{len(played)} {fingerprint([played[0], played[-1]])} {digest} of {documents.fits}"
         record = log_record(run, label, weights, about, searched=True)
-        memory = PeakMemory()
+        memory = aot.PeakMemory()
         way = scoring.Way("", f"{length} chunks", _plays(run, searcher), record)
         # A part is what is played side by side.
         asked = scoring.Questions(RETRIEVALS, documents.samples, size=searcher.room(length))
@@ -320,8 +314,8 @@ def score_lengths(
     print(_table(results))
     path = out / label / f"{Path(log_name(config.eval.seed)).stem}_lengths"
     written, plot = path.with_suffix(".json"), path.with_suffix(".png")
-    write_json(written, results)
-    plot_lengths(results, plot, f"{out.parent.name}, {label}")
+    whole_files.write_json(written, results)
+    plots.plot_lengths(results, plot, f"{out.parent.name}, {label}")
     print(
         "f1_until_found and precision_until_found use the answer key: an episode ends once all "
         f"supporting facts are found\ntable: {written}\nplot: {plot}"

@@ -7,43 +7,32 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
+from qrag_jax.data import long_docs, tokens
 from qrag_jax.data.episodes import EpisodeBatch, EpisodeShape, empty_episode, training_batches
 from qrag_jax.data.loading import LoadedSamples, load_splits, truncation_report
-from qrag_jax.data.long_docs import write_books
 from qrag_jax.data.sample import OF_VALUES, LazySamples, Sample
-from qrag_jax.data.tokens import TokenStore
 from qrag_jax.environments.chunks import ChunksConfig
 from qrag_jax.errors import InputError
 from qrag_jax.evaluators.episodes import EpisodeEvaluator, TrainingScores, make_play
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.feedback.facts import (
-    ANSWER_IN_CHUNK,
-    GROUND_TRUTH,
-    NEEDED,
-    fact_feedback,
-    labelled_splits,
-)
+from qrag_jax.feedback import facts
 from qrag_jax.feedback.rewards import METRICS, OWN, Rewards, open_own
-from qrag_jax.learners import two_towers
-from qrag_jax.learners.optimizers import learning_rate_schedule, make_optimizer
+from qrag_jax.learners import optimizers, two_towers
 from qrag_jax.learners.state import Parts, TrainState
 from qrag_jax.learners.two_towers import PQNGradient
+from qrag_jax.models import first_encoder, pretrained
 from qrag_jax.models.compute.lora import merge
-from qrag_jax.models.first_encoder import check_origin, prepare_encoder
-from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.rollouts.chunks import Actor, check_fit
 from qrag_jax.rollouts.experience import Batches, Deferred, Experience, ScoredEpisodes, Staged
 from qrag_jax.rollouts.text_table import choose_block_shapes, mean_rows
-from qrag_jax.runtime.aot import Program
-from qrag_jax.runtime.config_fields import check_split, save_config
-from qrag_jax.runtime.interrupt import StopSignal
+from qrag_jax.runtime import aot, config_fields, interrupt
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.run import DEV, Run, log
 from qrag_jax.systems.config import chosen_places
@@ -90,7 +79,7 @@ class QRag(MeshSystem[QRagConfig]):
     def check_mesh(cls, config: QRagConfig, mesh: Mesh, local_mesh: Mesh) -> None:
         for stage in config.stages:
             config.host_batch(stage, mesh.size, jax.process_count())
-        check_split("eval.batch_size", config.eval.batch_size, mesh.size)
+        config_fields.check_split("eval.batch_size", config.eval.batch_size, mesh.size)
 
     @classmethod
     def parts(cls, at: Opening) -> dict[str, Any]:
@@ -111,8 +100,8 @@ class QRag(MeshSystem[QRagConfig]):
     @classmethod
     def write(cls, raw: ConfigDict, run: Run, inputs: Inputs) -> None:
         raw.env.max_steps = inputs.max_steps
-        write_books(run.workdir, QRagConfig.of(raw).data.backgrounds)
-        save_config(settled(raw, inputs.model.encoder), run.config_path)
+        long_docs.write_books(run.workdir, QRagConfig.of(raw).data.backgrounds)
+        config_fields.save_config(settled(raw, inputs.model.encoder), run.config_path)
 
     # ---------------------------------------------------------------- its trained runs
     # What plays and exports them is imported here: no training needs it.
@@ -146,7 +135,7 @@ class QRag(MeshSystem[QRagConfig]):
     def names(self, numbers: Sequence[int], step: int) -> list[str]:
         return [self.inputs.train_samples[number].id for number in numbers]
 
-    def experience(self, run: Run, stop: StopSignal) -> Experience:
+    def experience(self, run: Run, stop: interrupt.StopSignal) -> Experience:
         config, inputs = self.config, self.inputs
         shares = config.data.shares(inputs.stores)
         if len(shares) > 1:
@@ -201,11 +190,11 @@ class QRag(MeshSystem[QRagConfig]):
             metrics = {name: value for name, value in metrics.items() if name != "fact_em"}
         return state, metrics
 
-    def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
+    def evaluate(self, state: TrainState, step: int, stop: interrupt.StopSignal) -> Evaluation:
         params = self._whole(state.params)
         return self._scores.evaluate(params, step, self.service, stop)
 
-    def programs(self) -> list[Program]:
+    def programs(self) -> list[aot.Program]:
         towers, inputs, config, base = self.learner, self.inputs, self.config, self.base
         state, size = towers.parts.shapes(inputs.model.trained), config.eval.batch_size
         batch, trunk = inputs.batch_shapes(config.train.batch_size), inputs.model.trunk
@@ -218,7 +207,7 @@ class QRag(MeshSystem[QRagConfig]):
 
         def add(name: str, function: Any, arguments: tuple[Any, ...], count: int, cost: float):
             dtype = trunk.precision.products.name
-            programs.append(Program(name, function, arguments, count * cost, dtype))
+            programs.append(aot.Program(name, function, arguments, count * cost, dtype))
 
         if config.imitate:
             count = config.imitate.batch_size  # of two orders of the facts
@@ -253,11 +242,11 @@ class QRag(MeshSystem[QRagConfig]):
             stores,
             platform=Platform.of(self.mesh),
         )
-        schedule = learning_rate_schedule(config.optimizer)
+        schedule = optimizers.learning_rate_schedule(config.optimizer)
         return two_towers.TwoTowers.of(
             self.mesh,
             loaded,
-            Parts(make_optimizer(config.optimizer), has_targets=True),
+            Parts(optimizers.make_optimizer(config.optimizer), has_targets=True),
             actor=Actor(encoder, shapes, config.rollout),
             config=config.pqn,
             schedule=lambda step: schedule(step - config.imitated),
@@ -288,9 +277,9 @@ class QRag(MeshSystem[QRagConfig]):
     @property
     def _feedback(self) -> Any:
         reward, stops = self.config.reward, self.config.env.stop_action
-        weak = reward.name == ANSWER_IN_CHUNK and not OF_VALUES & {*self.config.data.sources}
-        needed = NEEDED if weak else None
-        return fact_feedback(reward, stop_action=stops, needed=needed)
+        weak = reward.name == facts.ANSWER_IN_CHUNK and not OF_VALUES & {*self.config.data.sources}
+        needed = facts.NEEDED if weak else None
+        return facts.fact_feedback(reward, stop_action=stops, needed=needed)
 
     @cached_property
     def _play(self) -> Any:
@@ -302,7 +291,7 @@ class QRag(MeshSystem[QRagConfig]):
         config, i = self.config, self.inputs
         size = config.eval.batch_size
         shown = i.dev_samples, i.dev_store, i.shape, size, i.dev_indices
-        by_facts = config.reward.name != ANSWER_IN_CHUNK
+        by_facts = config.reward.name != facts.ANSWER_IN_CHUNK
         episodes = EpisodeEvaluator(self._play, self.mesh, *shown, by_facts=by_facts)
         before = config.env.max_steps if config.env.stop_action else 0
         return TrainingScores(episodes, config.eval.best_by, config.pqn.gamma, before)
@@ -313,10 +302,10 @@ class QRag(MeshSystem[QRagConfig]):
 
 @dataclasses.dataclass(frozen=True)
 class Inputs:
-    model: LoadedEncoder
-    stores: dict[str, TokenStore]  # training tokens by source
+    model: pretrained.LoadedEncoder
+    stores: dict[str, tokens.TokenStore]  # training tokens by source
     dev_samples: Sequence[Sample]
-    dev_store: TokenStore
+    dev_store: tokens.TokenStore
     train_samples: Sequence[Sample]  # of all sources, one after the other
     dev_indices: list[int]  # the fixed questions scored during training
     shape: EpisodeShape
@@ -335,7 +324,7 @@ def load_inputs(
 ) -> Inputs:
     """Reads and tokenises the data, prepares the encoder, and checks that they fit together."""
     if not begun:
-        check_origin(config.encoder)
+        first_encoder.check_origin(config.encoder)
     read, dev = load_splits(config.data, config.dev_data, hold_out=not config.eval.path)
     if config.data.negatives.index:
         # Searching a corpus is an option, which most trainings do without.
@@ -352,7 +341,7 @@ def load_inputs(
             service.check(samples)
     texts = (text for s in train.all for text in (s.question, *s.chunks))
     of_run: Any = {"is_kept": begun, "platform": platform}
-    encoder = prepare_encoder(config.encoder, workdir, texts, config.seed, **of_run)
+    encoder = first_encoder.prepare_encoder(config.encoder, workdir, texts, config.seed, **of_run)
     if encoder.second is not None and encoder.adapters is not None:
         raise InputError(
             f"config.encoder.path is {config.encoder.path}, an export of two towers, and adapters "
@@ -379,14 +368,14 @@ def _max_steps(max_steps: int, splits: Mapping[str, LoadedSamples]) -> int:
 
     Sources that make their documents are not counted: their configs give T.
     """
-    facts = {split: [len(sample.support) for sample in _read(s)] for split, s in splits.items()}
-    most = max(facts["training"], default=0)
+    needed = {split: [len(sample.support) for sample in _read(s)] for split, s in splits.items()}
+    most = max(needed["training"], default=0)
     steps = max_steps or most or ChunksConfig.max_steps
     if not max_steps:
         why = "the most supporting facts of a training question"
         unknown = "no training question names its supporting facts; give what yours need"
         log(f"config.env.max_steps={steps}: {why if most else unknown}")
-    for split, counts in facts.items():
+    for split, counts in needed.items():
         if beyond := sum(count > steps for count in counts):
             log(
                 f"warning: {beyond} of {len(counts)} {split} questions have more supporting facts "
@@ -395,35 +384,34 @@ def _max_steps(max_steps: int, splits: Mapping[str, LoadedSamples]) -> int:
     return steps
 
 
-class Labelled(NamedTuple):
-    train: LoadedSamples  # what is trained on
-    dev: Sequence[Sample]  # the evaluation questions as they are played; chunks as loaded
-    scored: Sequence[int]  # numbers of the evaluation questions that training may score
-    has_facts: bool  # whether what training counts as found are supporting facts, of every question
+def with_labels(
+    config: QRagConfig, train: LoadedSamples, dev: LoadedSamples
+) -> tuple[LoadedSamples, Sequence[Sample], Sequence[int], bool]:
+    """Gives the samples what the reward reads, and refuses those that lack it.
 
-
-def with_labels(config: QRagConfig, train: LoadedSamples, dev: LoadedSamples) -> Labelled:
-    """Gives the samples what the reward reads, and refuses those that lack it."""
+    Returns:
+        What is trained on; the evaluation questions as they are played, and the numbers of those
+        that training may score; whether what is found are supporting facts, of every question.
+    """
     if config.imitated:
         _check_facts(train, "config.stages has imitate", "set config.stages to pqn")
     if config.eval.best_by == UNTIL_FOUND:
         _check_facts(dev, f"config.eval.best_by is {UNTIL_FOUND}", "use return")
-    if config.reward.name == ANSWER_IN_CHUNK:
-        return Labelled(*labelled_splits(train, dev), has_facts=False)
-    if config.reward.name == GROUND_TRUTH:
+    if config.reward.name == facts.ANSWER_IN_CHUNK:
+        return *facts.labelled_splits(train, dev), False
+    if config.reward.name == facts.GROUND_TRUTH:
         for loaded in (train, dev):
-            other = f"use config.reward.name={ANSWER_IN_CHUNK} or a language model's reward"
-            _check_facts(loaded, f"config.reward.name is {GROUND_TRUTH}", other)
+            other = f"use config.reward.name={facts.ANSWER_IN_CHUNK} or a language model's reward"
+            _check_facts(loaded, f"config.reward.name is {facts.GROUND_TRUTH}", other)
     has_facts = all(sample.support for sample in _read(train))
-    return Labelled(train, dev.all, range(len(dev.all)), has_facts)
+    return train, dev.all, range(len(dev.all)), has_facts
 
 
 def _check_facts(loaded: LoadedSamples, field: str, other: str) -> None:
     if without := [sample for sample in _read(loaded) if not sample.support]:
         raise InputError(
             f"{field}, which needs supporting facts, and {len(without)} questions, such as "
-            f"{without[0].id} of {without[0].source}, name none (field 'support'); give them, or "
-            f"{other}."
+            f"{without[0].id} of {without[0].source}, have no 'support'; give it, or {other}."
         )
 
 

@@ -93,9 +93,7 @@ class ToolsConfig(token_config.PlayedConfig):
 
     def __post_init__(self) -> None:
         if self.path and not self.path.endswith(own_code.SUFFIX):
-            raise InputError(
-                f"{TOOLS_PATH} is {self.path!r:.80}; write FILE.py, such as my_tools.py."
-            )
+            raise InputError(f"{TOOLS_PATH} is {self.path!r:.80}; write FILE.py.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,7 +20,6 @@ from jax.sharding import Mesh
 
 from qrag_jax.environments.episode import Failed, ToolTask
 from qrag_jax.errors import InputError
-from qrag_jax.evaluators.token_scores import episode_columns
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.llm.text.scaffolds import ChatRenderer, content_text
 from qrag_jax.metrics.bootstrap import columns_of, means, score_table, with_intervals
@@ -33,7 +32,7 @@ from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.runtime.whole_files import write_whole
 from qrag_jax.systems.rlvr.config import EnvironmentConfig, RlvrConfig
-from qrag_jax.systems.rlvr.system import ToolSystem
+from qrag_jax.systems.rlvr.system import ToolSystem, episode_columns
 from qrag_jax.systems.scoring import Logs, Predictor
 from qrag_jax.systems.token_system import TokenInputs, starts_of, token_inputs
 
@@ -72,10 +71,7 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh, **_: Any) ->
     """Starts the process, prepares the model, and looks at the first prompts."""
     env = config.env
     if jax.process_count() > 1:
-        raise InputError(
-            f"config.env.verifiers is {env.verifiers!r}, which is played by one host, and there "
-            f"are {jax.process_count()}; give one."
-        )
+        raise InputError(f"config.env.verifiers is for one host, not {jax.process_count()}.")
     fields = {
         "id": env.verifiers,
         "arguments": env.given(),
@@ -96,9 +92,7 @@ def load_environment(config: RlvrConfig, workdir: Path, mesh: Mesh, **_: Any) ->
         try:
             about = process.start(lambda: None)
         except environment_play.ProcessLost as lost:
-            raise InputError(
-                f"the environment {env.verifiers!r} cannot be opened: {lost}; mend it."
-            ) from None
+            raise InputError(f"config.env.verifiers={env.verifiers}: {lost}; mend it.") from None
         train, dev = ([_task(number, about) for number in part] for part in _split(env, about))
         log(
             f"environment {env.verifiers} by verifiers {about.version}, in a process of "
@@ -128,10 +122,7 @@ def _split(env: EnvironmentConfig, about: environment_play.About) -> tuple[range
     """Tasks to train and to score: some of them are held out."""
     count = min(about.tasks, env.tasks or about.tasks)
     if not count:
-        raise InputError(
-            f"the environment {env.verifiers!r} has no tasks to train on; name another, or give "
-            "config.env.arguments by which it has."
-        )
+        raise InputError(f"config.env.verifiers: {env.verifiers} has no tasks; name another.")
     if count == 1:
         log("the environment has one task; it is trained on and scored")
         return range(1), range(1)
@@ -147,14 +138,12 @@ def _check_prompts(
             tokens = len(renderer.opening(messages, [])) if messages else 0
         except InputError as lost:
             raise InputError(
-                f"task {number} of the environment {config.env.verifiers!r} cannot be shown to the "
-                f"model: {lost}."
+                f"task {number} of config.env.verifiers cannot be shown to the model: {lost}."
             ) from None
         if tokens >= config.sampling.room:
             raise InputError(
-                f"the first prompt of task {number} of {config.env.verifiers!r} has {tokens} "
-                f"tokens, and config.sampling.room is {config.sampling.room}; raise it, up to the "
-                "model's positions."
+                f"the first prompt of task {number} has {tokens} tokens, and config.sampling.room "
+                f"is {config.sampling.room}; raise it, up to the model's positions."
             )
 
 
@@ -208,20 +197,19 @@ class EnvironmentRlvr(ToolSystem):
     def _environments(self) -> dict[bool, environment_play.EnvironmentPlay]:
         """By whether the likeliest tokens are sampled."""
         config, inputs, env = self.config, self.inputs, self.config.env
-        plays = {}
-        for greedy in (False, True):
-            settings = environment_play.PlaySettings(
-                turn=config.tools.turn_tokens,
-                room=config.sampling.room,
-                tokens=env.max_tokens,
-                temperature=None if greedy else config.sampling.temperature,
-                seconds=env.seconds,
-                attempts=config.tools.attempts,
-                side_by_side=env.side_by_side,
-                renderer=inputs.renderer,
-            )
-            plays[greedy] = environment_play.EnvironmentPlay(inputs.process, settings, self.counts)
-        return plays
+        drawn = environment_play.PlaySettings(
+            turn=config.tools.turn_tokens,
+            room=config.sampling.room,
+            tokens=env.max_tokens,
+            temperature=config.sampling.temperature,
+            seconds=env.seconds,
+            attempts=config.tools.attempts,
+            side_by_side=env.side_by_side,
+            renderer=inputs.renderer,
+        )
+        ways = {False: drawn, True: dataclasses.replace(drawn, temperature=None)}
+        kind, process = environment_play.EnvironmentPlay, inputs.process
+        return {greedy: kind(process, how, self.counts) for greedy, how in ways.items()}
 
     def trajectory(
         self, episode: Episode, of: tuple[int, int], task: EnvironmentTask, *more: Any

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -21,26 +21,23 @@ from jax.sharding import Mesh
 from ml_collections import ConfigDict
 
 from qrag_jax.algorithms.policy_gradient import DR_GRPO
-from qrag_jax.data.reading import without_asked
-from qrag_jax.data.sample import Split, world
+from qrag_jax.data import reading, sample
+from qrag_jax.environments import queries, tool_functions
 from qrag_jax.environments.episode import Closed, ToolTask
-from qrag_jax.environments.queries import demonstration_scripts
 from qrag_jax.environments.tasks import bridge_task, tasks_of
-from qrag_jax.environments.tool_functions import PATH as TOOLS_PATH
-from qrag_jax.environments.tool_functions import ToolFunctions
 from qrag_jax.environments.tools import ToolAgent
 from qrag_jax.errors import FeedbackLost, InputError
-from qrag_jax.evaluators.evaluation import Evaluation
+from qrag_jax.evaluators.evaluation import Evaluation, sampler
 from qrag_jax.feedback.rewards import OWN_CAUSES
 from qrag_jax.feedback.rubric import OWN_PATH, Rubric, reward_of, score
 from qrag_jax.learners.state import TrainState
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
+from qrag_jax.metrics.bootstrap import columns_of, means
 from qrag_jax.metrics.row_log import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
-from qrag_jax.rollouts.libraries import CorpusLibrary, on_corpus
-from qrag_jax.rollouts.schedule import Counts, draw_keys
+from qrag_jax.rollouts import libraries, schedule
 from qrag_jax.rollouts.token_episodes import Episode, Library, facts_of
-from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
+from qrag_jax.rollouts.trajectories import REWARD, TRUNCATED, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
 from qrag_jax.systems import scoring, token_system
@@ -69,7 +66,7 @@ def load_inputs(
     functions = None
     if tools.path:
         limits: Any = {"seconds": tools.seconds, "most": tools.result_chars}
-        functions = ToolFunctions(tools.path, workdir / _LOG, **limits)
+        functions = tool_functions.ToolFunctions(tools.path, workdir / _LOG, **limits)
     agent = ToolAgent(
         prompts.load(tools.prompt),
         form=tools.form,
@@ -82,21 +79,21 @@ def load_inputs(
     library = open_library(config, workdir / SEARCH, mesh)
     questions: dict[str, list[Any]] = {}  # the questions that are made here
 
-    def read(split: Split, text: str, count: int) -> list[ToolTask]:
+    def read(split: sample.Split, text: str, count: int) -> list[ToolTask]:
         if text != BRIDGE:
             return tasks_of(token_system.read_samples(text), config.tasks)
-        questions[split] = world().bridge_questions(asked.bridge_seed, split, range(count))
+        questions[split] = sample.world().bridge_questions(asked.bridge_seed, split, range(count))
         return [*map(bridge_task, questions[split])]
 
     dev: Sequence[ToolTask] = read("dev", asked.dev, asked.bridge_dev)
     train: Sequence[ToolTask] = ()
     if trains or asked.train == BRIDGE:  # whose texts a tiny model's tokenizer is trained on
         train = read("train", asked.train, asked.bridge_train)
-    train = without_asked(train, dev) if trains else ()
+    train = reading.without_asked(train, dev) if trains else ()
     bridge = questions.get("train", ())
-    corpus = library.corpus if isinstance(library, CorpusLibrary) else None
+    corpus = library.corpus if isinstance(library, libraries.CorpusLibrary) else None
     if corpus is not None:
-        train, dev = on_corpus(train, corpus), on_corpus(dev, corpus)
+        train, dev = libraries.on_corpus(train, corpus), libraries.on_corpus(dev, corpus)
 
     # A server tells no digest of what it searches.
     searched = config.search.index if corpus is None else corpus.digest
@@ -113,7 +110,7 @@ def load_inputs(
         sampled=1,
         library=library,
         functions=functions,
-        script=demonstration_scripts().ToolScript(bridge) if bridge else None,
+        script=queries.demonstration_scripts().ToolScript(bridge) if bridge else None,
         data={"prompt": agent.prompt.fingerprint, **({"corpus": searched} if searched else {})},
     )
 
@@ -127,6 +124,8 @@ def digest_of(tasks: Sequence[ToolTask]) -> str:
 
 _WHY = "message"  # among the facts of an episode for which a user's rubric gave no reward
 _OF_CALLS = ("calls", "failed_calls")  # counts of an episode
+# What the line on the screen tells of an episode with tools; of others it tells everything.
+_SHOWN = ("em", "f1", "recall", "citation", REWARD, "turns", "completed", "malformed")
 _PREDICTED = 2**31 - 4  # in place of a step's number: no step has it, and no evaluation
 # Sections of the config that episodes of given weights do not depend on. The questions have a
 # digest of their own.
@@ -136,6 +135,19 @@ _OF_TRAINING = (
 )
 
 
+def episode_columns(
+    parts: Mapping[str, float], tally: Mapping[str, Any], status: str
+) -> dict[str, float]:
+    """The parts of the reward of an episode, and its counts."""
+    row = {**parts, "turns": float(tally["turns"]), "truncated": float(status == TRUNCATED)}
+    if "searches" in tally:  # with our own tools
+        row["searches"], row["completed"] = float(tally["searches"]), float(tally["completed"])
+        row["malformed"] = float(tally["malformed"] + tally["unknown_tool"])
+        row["calls"] = float(tally["calls"])
+        row["failed_calls"] = float(tally["failed_calls"])
+    return row | {"sampled_tokens": float(tally["sampled_tokens"])}
+
+
 class ToolSystem(token_system.TokenSystem[RlvrConfig]):
     """What RLVR has with our own tools and in an environment of verifiers."""
 
@@ -143,20 +155,28 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
     SETTINGS, OF_QUESTIONS = RlvrConfig, ("questions.", "tasks.")
 
     def evaluate(self, state: TrainState, step: int, stop: StopSignal) -> Evaluation:
-        from qrag_jax.evaluators.token_scores import tool_evaluation
-
         tasks, settings = self.inputs.dev, self.config.eval
         keys, numbers = self.keys(token_system.EVALUATED, len(tasks), 1), range(len(tasks))
         played = self.rewarded(state.params, tasks, numbers, keys, stop, greedy=settings.greedy)
         best_by = REWARD if self.config.env.verifiers else settings.best_by
-        unused = () if self.config.tools.path else _OF_CALLS
+        rows = []
+        for t in played:
+            if REWARD in t.parts:
+                sampled = sum(len(turn.sampled) for segment in t.segments for turn in segment)
+                tally = {**t.facts["tally"], "sampled_tokens": sampled}
+                rows.append(episode_columns(t.parts, tally, t.status))
+        unused = () if self.config.tools.path else _OF_CALLS  # always 0
+        columns = {name: column for name, column in columns_of(rows).items() if name not in unused}
+        scores = {best_by: 0.0, REWARD: 0.0} | means(columns)
+        scores["failed_share"] = 1 - len(rows) / len(played) if played else 0.0
+        shown = (*_SHOWN, "failed_share") if "searches" in scores else [*scores]
+        values = ", ".join(f"{name} {scores[name]:.3f}" for name in shown)
+        line = f"step {step}: {values} on {len(played)} questions"
+        places = range(len(played))
+        kept = sampler(PREDICTIONS, places, lambda n: self.row(played[n], tasks[n]))
+        return Evaluation.of(line, scores, best_by, columns, episodes=kept)
 
-        def row_of(place: int) -> Prediction:
-            return self.row(played[place], tasks[place])
-
-        return tool_evaluation(step, played, best_by, row_of, unused)
-
-    def _counted(self, counts: Counts) -> dict[str, float]:
+    def _counted(self, counts: schedule.Counts) -> dict[str, float]:
         return {
             "turns_per_batch": counts.turns / max(counts.batches, 1),
             "failed_episodes": float(counts.failed),
@@ -221,7 +241,7 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
             # The draws depend on the numbers of the question and of the draw alone.
             key = jax.random.fold_in(jax.random.key(config.seed), _PREDICTED)
             numbers = range(first, first + len(tasks))
-            keys = np.asarray(draw_keys(key, np.array(numbers, np.uint32), draws))
+            keys = np.asarray(schedule.draw_keys(key, np.array(numbers, np.uint32), draws))
             played = self.rewarded(params, tasks, numbers, keys, stop, **by)
             return [self.row(trajectory, tasks[n // draws]) for n, trajectory in enumerate(played)]
 
@@ -268,8 +288,8 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
             # Each log is in the folder of its weights, in that of all.
             files[name] = {label: f"{log.parent.name}/{log.name}" for label, log in paths.items()}
         shown, differences = (
-            {f"{name}, {of}{label}": row for name in by_name for label, row in tree[name].items()}
-            for of, tree in (("", scores), ("gain over ", gains))
+            {f"{name}, {label}": row for name in by_name for label, row in tree[name].items()}
+            for tree in (scores, gains)
         )
         lines = episode_table(shown, differences)
         about = {"retriever": next(iter(by_name)), "weights": main}
@@ -316,11 +336,9 @@ class Rlvr(ToolSystem):
             self.provenance = {OWN_PATH: f"{code.spec} {code.digest}"}
             log(f"rewards by {code.spec}, which runs in this process, without a sandbox")
         if functions := inputs.functions:
-            self.provenance[TOOLS_PATH] = f"{config.tools.path} {functions.digest}"
+            self.provenance[tool_functions.PATH] = f"{config.tools.path} {functions.digest}"
             names = ", ".join(schema["function"]["name"] for schema in functions.schemas)
-            log(
-                f"tools of {config.tools.path}, in a process of its own, without a sandbox: {names}"
-            )
+            log(f"tools of {config.tools.path}, in a process without a sandbox: {names}")
         self.line = (
             f"{len(inputs.train)} training questions, {len(inputs.dev)} scored every "
             f"{self.train.eval_every} steps; {self.steps}, a step of grpo by "
@@ -356,7 +374,7 @@ class Rlvr(ToolSystem):
                 parts = measured | {REWARD: reward}
         return TokenTrajectory(*of, episode.attempts, episode.segments, status, parts, facts)
 
-    def _counted(self, counts: Counts) -> dict[str, float]:
+    def _counted(self, counts: schedule.Counts) -> dict[str, float]:
         unscored = {"unscored_episodes": float(self._unscored)} if self.config.rubric.path else {}
         called = {f"tool_{n}": float(self._calls[n]) for n in _OF_CALLS if self.config.tools.path}
         return super()._counted(counts) | unscored | called
