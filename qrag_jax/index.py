@@ -98,12 +98,12 @@ def _settings() -> indexing.IndexSettings:
     if not values["engine"].present:
         engine = FAISS if values.faiss else engine
     commandline.refuse_unread(READ_BY, engine, "--engine=")
-    place = {"url": values.server, "collection": values.collection}
-    server = ServerSettings.parse(values.server_settings, **{k: v for k, v in place.items() if v})
+    server = ServerSettings.parse(values.server_settings)
+    named = {"collection": values.collection} if values.collection else {}
     plain: Any = {name: values[name].value for name in OF_SETTINGS}
     return indexing.IndexSettings(
         engine=engine,
-        server=replace(server, replace=values.replace),
+        server=replace(server, url=values.server, replace=values.replace, **named),
         faiss=str(Path(values.faiss).expanduser()) if values.faiss else "",
         faiss_search=values.faiss_search,
         columns=Columns.parse(values.columns, values.metadata),

@@ -273,10 +273,6 @@ class IndexAt:
                 f"the URL of a server is for the engines {', '.join(SERVERS)}, not for "
                 f"{self.engine or 'the usual one'}; name one of them, or leave the URL out."
             )
-        if self.url:
-            from qrag_jax.retrieval.server_index import ServerSettings
-
-            ServerSettings(self.url)  # refused before anything is loaded
         if self.engine not in ("", *ENGINES):
             raise InputError(f"engine is {self.engine!r}; use one of {', '.join(ENGINES)}.")
 

@@ -13,7 +13,7 @@ import functools
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 from qrag_jax.errors import InputError, library
@@ -23,10 +23,10 @@ from qrag_jax.retrieval.bm25 import BM25Config, Words
 from qrag_jax.retrieval.corpus import name_hash
 from qrag_jax.retrieval.index_folder import MILVUS, MILVUS_BM25
 from qrag_jax.retrieval.protocol import Queries
-from qrag_jax.retrieval.server_index import ServerIndex
+from qrag_jax.retrieval.server_index import TERMS, ServerIndex
 from qrag_jax.retrieval.vectors import float_rows
 
-ID, VECTOR, TERMS, PAYLOAD = "id", "vector", "terms", "payload"  # fields of rows
+ID, VECTOR, PAYLOAD = "id", "vector", "payload"  # fields of rows, with `TERMS`
 _MOST_TERMS = 4096  # of a row: the most that an array of Milvus holds
 _EF = 128  # candidates that a search by graph keeps, at least
 _NO_WORD = 2**32 - 2  # the last dimension, of passages without words: no vector may be empty
@@ -82,35 +82,24 @@ class MilvusIndex(ServerIndex):
         of_terms.add_index(TERMS, index_type="INVERTED")
         with contextlib.suppress(InputError):  # Milvus Lite has no index of arrays, and reads them
             ask("create_index", index_params=of_terms)
-        self._send(0, 1)
 
-    def _load(self) -> None:
-        self._ask("load_collection", replica_number=self.settings.replicas)
-
-    def _send(self, start: int, end: int) -> None:
+    def _send(self, numbers: range) -> None:
         rows = []
-        for number, vector in zip(range(start, end), self._vectors(start, end)):
-            payload, terms = self._row(number)
-            numbers = sorted({*map(_number, terms)})
-            rows.append({ID: number, VECTOR: vector, TERMS: numbers, PAYLOAD: payload})
+        for number, vector in zip(numbers, self._vectors(numbers)):
+            kept = self._row(number)
+            terms = sorted({*map(_number, kept.pop(TERMS))})
+            rows.append({ID: number, VECTOR: vector, TERMS: terms, PAYLOAD: kept})
         self._ask("upsert", data=rows, timeout=server_index.TIMEOUT)
 
-    def _vectors(self, start: int, end: int) -> Iterable[Any]:
-        return float_rows(self._sent, range(start, end))
-
-    def _fill(self, there: int, report: Callable[[int], None]) -> None:
-        """From the last whole batch on: rows are sent in order."""
-        batch, count = self.settings.batch, len(self.corpus)
-        for start in range(there - there % batch, count, batch):
-            report(start)
-            self._send(start, min(start + batch, count))
+    def _vectors(self, numbers: range) -> Iterable[Any]:
+        return float_rows(self._sent, numbers)
 
     def _finish(self) -> None:
         self._ask("flush")
-        self._load()
 
     def _count(self) -> int:
-        self._load()  # as nothing is after a start of Milvus Lite
+        # Milvus Lite has nothing loaded when it has started.
+        self._ask("load_collection", replica_number=self.settings.replicas)
         return self._ask("query", output_fields=["count(*)"])[0]["count(*)"]
 
     def _stored(self, numbers: list[int]) -> list[tuple[int, Any, Any]]:
@@ -162,10 +151,10 @@ class MilvusBM25Index(MilvusIndex):
             length += counts.total()
         return passages, length / len(self.corpus)
 
-    def _vectors(self, start: int, end: int) -> Iterable[Any]:
+    def _vectors(self, numbers: range) -> Iterable[Any]:
         passages, mean = self._passages_with
         k1, b = (self._manifest.settings["words"][name] for name in ("k1", "b"))
-        for passage in self.corpus.passages(range(start, end)):
+        for passage in self.corpus.passages(numbers):
             counts, weights = self._counts(passage.whole), dict[int, float]()
             held = k1 * (1 - b + b * counts.total() / max(mean, 1))
             for word, tf in counts.items():

@@ -6,7 +6,6 @@ in float32. Both can be changed on the server.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,8 @@ from qrag_jax.errors import library
 from qrag_jax.llm.endpoint import is_local
 from qrag_jax.retrieval import server_index
 from qrag_jax.retrieval.index_folder import QDRANT
-from qrag_jax.retrieval.server_index import DIGEST, ServerIndex
-from qrag_jax.retrieval.vectors import float_rows
+from qrag_jax.retrieval.server_index import DIGEST, TERMS, ServerIndex
 
-TERMS = "terms"  # a field of payloads
 _INDEXED_FROM = 20_000  # KB of a segment's vectors from which on it gets a graph; Qdrant's own
 _OVERSAMPLING = 2.0  # this many times k are found by 8 bits, to be scored again
 
@@ -28,6 +25,7 @@ class QdrantIndex(ServerIndex):
 
     ENGINE, TITLE, URL, KEY = QDRANT, "Qdrant", "http://127.0.0.1:6333", "QDRANT_API_KEY"
     EXISTS, DROP = "collection_exists", "delete_collection"
+    PIECE = 100  # processes are started for each
 
     def _connected(self) -> Any:
         url = self.settings.url
@@ -54,8 +52,8 @@ class QdrantIndex(ServerIndex):
         return library("qdrant_client", QDRANT).models
 
     def _create(self) -> None:
-        ask, models, vector = self._ask, self._models, float_rows(self._sent, [0])[0].tolist()
-        how: Any = {"size": len(vector), "distance": models.Distance.DOT, "on_disk": True}
+        ask, models, width = self._ask, self._models, self._manifest.width
+        how: Any = {"size": width, "distance": models.Distance.DOT, "on_disk": True}
         int8 = models.ScalarQuantizationConfig(type=models.ScalarType.INT8, always_ram=True)
         ask(
             "create_collection",
@@ -70,25 +68,15 @@ class QdrantIndex(ServerIndex):
         )
         schema = models.PayloadSchemaType.KEYWORD
         ask("create_payload_index", field_name=TERMS, field_schema=schema, wait=True)
-        point = models.PointStruct(id=0, vector=vector, payload=self._payload(0))
-        ask("upsert", points=[point], wait=True)
 
-    def _fill(self, there: int, report: Callable[[int], None]) -> None:
-        """All rows: several processes may have sent any of them."""
-        batch, count = self.settings.batch, len(self.corpus)
-
-        def payload_of(number: int) -> dict[str, Any]:
-            if number % batch == 0:
-                report(number)
-            return self._payload(number)
-
+    def _send(self, numbers: range) -> None:
         self._ask(
             "upload_collection",
             attempts=1,  # it repeats requests itself
-            vectors=(vector.astype(np.float32).tolist() for vector in self._sent),
-            payload=map(payload_of, range(count)),
-            ids=range(count),
-            batch_size=batch,
+            vectors=(self._sent[number].astype(np.float32).tolist() for number in numbers),
+            payload=map(self._row, numbers),
+            ids=numbers,
+            batch_size=self.settings.batch,
             parallel=self.settings.workers,
             max_retries=server_index.ATTEMPTS - 1,
             wait=True,
@@ -115,10 +103,6 @@ class QdrantIndex(ServerIndex):
         requests = [models.QueryRequest(query=vector, **how) for vector in asked]
         answers = self._ask("query_batch_points", requests=requests)
         return [[(point.id, point.score) for point in one.points] for one in answers]
-
-    def _payload(self, number: int) -> dict[str, Any]:
-        payload, terms = self._row(number)
-        return payload | ({TERMS: terms} if terms else {})
 
     def _having(self, terms: list[list[str]]) -> Any:
         models = self._models

@@ -1,10 +1,8 @@
 """What engines on a server share: a collection, how it is filled and searched, and failures.
 
-A row's id is the passage's number. A row has the passage's `name` and `metadata`, for other
-programs, and terms, by which we filter. Row 0 has a digest of what the collection was made from:
-this works with every version of a server, and is there as soon as there is anything.
-
-The makers' clients are optional (`pip install 'qrag_jax[qdrant]'`) and imported when first used.
+A row's id is the passage's number. It has the passage's name and metadata, for other programs, and
+terms, by which we filter. Row 0 has a digest of what the collection was made from: every version of
+a server can do that. The makers' clients are optional packages, imported when they are first used.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from qrag_jax.retrieval.vectors import query_vectors
 from qrag_jax.runtime.bounded_json import typed
 from qrag_jax.runtime.config_fields import check
 
-DIGEST = "qrag_jax"  # a field of row 0
+TERMS, DIGEST = "terms", "qrag_jax"  # fields of rows, and of row 0
 ATTEMPTS = 4  # to ask for one thing, while the server cannot be reached or is broken
 PAUSE = 0.5  # seconds before the second attempt; doubles
 TIMEOUT = 60  # seconds for one attempt
@@ -61,17 +59,16 @@ class ServerSettings:
         check(self, "--server_settings: ")
 
     @classmethod
-    def parse(cls, text: str, **strings: Any) -> ServerSettings:
+    def parse(cls, text: str) -> ServerSettings:
         try:
             pairs = [part.partition("=") for part in text.split(",") if part]
             values = {n: v if n == "index" else json.loads(v.lower()) for n, _, v in pairs}
-            settings = typed(cls, values)
+            return typed(cls, values)
         except ValueError as error:
             raise InputError(
                 f"--server_settings is {text!r} ({error}); write NAME=VALUE with commas between "
                 f"them, of {', '.join(field.name for field in dataclasses.fields(cls))}."
             ) from None
-        return dataclasses.replace(settings, **strings)
 
 
 class ServerIndex:
@@ -84,11 +81,12 @@ class ServerIndex:
     # One of `index_folder.SERVERS`, its usual URL, the only environment variable that a key is read
     # from, and the client's methods that tell whether a collection exists, and delete it.
     ENGINE = TITLE = URL = KEY = EXISTS = DROP = ""
+    PIECE = 1  # batches that `_send` gets at once
     # Methods that each server has of its own.
     _connected: Any  # () → the maker's client
     _failure: Any  # (error) → whether it may pass; None: it is none of the server's
-    _create: Any  # () makes the collection, with row 0 in it
-    _fill: Any  # (rows there, report) sends the others, or all
+    _create: Any  # () makes the collection, which is empty
+    _send: Any  # (numbers, a range) sends these rows, also those that are there
     _finish: Any  # () has the server index the rows
     _count: Any  # () → rows
     _stored: Any  # (numbers) → of each row: number, vector and what is stored, in any order
@@ -101,11 +99,9 @@ class ServerIndex:
     ) -> None:
         """Use `build` or `open`."""
         self.corpus, self.settings, self._manifest, self._sent = corpus, settings, manifest, sent
-        self._key, self._client = _key(self.KEY), None
-        self._fields = set[str]()  # that passages have
-        self.name = (
-            f"the collection {settings.collection} on the {self.TITLE} server {settings.url}"
-        )
+        self._key = os.environ.get(self.KEY, "") and read_key(self.KEY, self.KEY)
+        self._client, self._fields = None, set[str]()  # that passages have
+        self.name = f"the {self.TITLE} collection {settings.collection} at {settings.url}"
         words = filter(None, [manifest.settings.get("words")])
         self._digest = json.dumps([manifest.corpus, manifest.encoder, manifest.width, *words])
 
@@ -139,10 +135,15 @@ class ServerIndex:
             index._ask(cls.DROP)
         if not index._ask(cls.EXISTS):
             index._create()
-        if (there := index._rows()) != len(corpus):
-            index._fill(there, report)
-        report(len(corpus))
+            index._send(range(1))
+        piece, count = settings.batch * cls.PIECE, len(corpus)
+        if (there := index._rows()) < count:  # rows are sent in order, and the last piece in part
+            for start in range(there - there % piece, count, piece):
+                report(start)
+                index._send(range(start, min(start + piece, count)))
+        report(count)
         index._finish()
+        index._rows(count)
         return index
 
     @classmethod
@@ -154,19 +155,14 @@ class ServerIndex:
         settings = ServerSettings(**manifest.settings["server"])
         if url:
             settings = dataclasses.replace(settings, url=url)
-        elif not is_local(settings.url) and _key(cls.KEY):
+        elif not is_local(settings.url) and os.environ.get(cls.KEY):
             # The folder may be anyone's, and whoever wrote it would get the key.
             raise InputError(
-                f"the index names the {cls.TITLE} server at {settings.url}, and {cls.KEY} holds a "
-                "key; name the server yourself (--server=URL) if the key may go there, or unset "
-                "the variable."
+                f"the index names the server at {settings.url}, and {cls.KEY} holds a key; name "
+                "the server yourself (--server=URL) if the key may go there, or unset the variable."
             )
         index = cls(corpus, settings, manifest)
-        if (there := index._rows()) != len(corpus):
-            raise InputError(
-                f"{index.name} has {there} of {len(corpus)} passages; build the index again, "
-                "which sends them."
-            )
+        index._rows(len(corpus))
         return index
 
     def save(self, folder: Path) -> None:
@@ -193,27 +189,32 @@ class ServerIndex:
         rows = np.array([there[number] for number in ids.tolist()], np.float32)
         return rows.reshape(len(ids), self._manifest.width)[places]
 
-    def _rows(self) -> int:
-        """How many the collection has, which is refused if it is one of something else."""
+    def _rows(self, least: int = 0) -> int:
+        """How many the collection has; one with fewer, or of something else, is refused."""
         count, first = self._count(), self._stored([0])
         if not first or (first[0][2] or {}).get(DIGEST) != self._digest:
             raise InputError(
                 f"{self.name} was made from other passages or vectors, or by another program; "
                 "name another collection, or give --replace to delete this one."
             )
+        if count < least:
+            raise InputError(
+                f"{self.name} has {count} of {least} passages; build the index again, which sends "
+                "the others (with --replace: all)."
+            )
         return count
 
-    def _row(self, number: int) -> tuple[dict[str, Any], list[str]]:
-        """What is stored of a passage, without half of a surrogate pair; and its terms."""
+    def _row(self, number: int) -> dict[str, Any]:
+        """What is stored of a passage, without half of a surrogate pair."""
         (passage,) = self.corpus.passages([number])
         terms = {_term(field) for field in passage.metadata}
         for field, value in passage.metadata.items():
             terms |= {_term(field, key) for key in keys_of(value)}
-        kept = {"name": passage.name, "metadata": passage.metadata}
+        kept = {"name": passage.name, "metadata": passage.metadata, TERMS: sorted(terms)}
+        kept |= {} if number else {DIGEST: self._digest}
         text = json.dumps(kept, ensure_ascii=False).encode("utf-8", "replace")
         # Servers hold integers of 64 bits.
-        payload = json.loads(text, parse_int=lambda n: int(n) if len(n) < 19 else float(n))
-        return payload | ({} if number else {DIGEST: self._digest}), sorted(terms)
+        return json.loads(text, parse_int=lambda n: int(n) if len(n) < 19 else float(n))
 
     def _filter(self, where: Where) -> Any:
         """The server's filter with the meaning of `StoredCorpus.matching`."""
@@ -239,21 +240,15 @@ class ServerIndex:
         # Raised here and not above, where its context would have the key.
         why = " ".join((why.replace(self._key, "***") if self._key else why).split())[:200]
         raise InputError(
-            f"{self.name}: {method} fails ({why}); give the url of a server that runs, its API "
-            f"key in the environment variable {self.KEY}, or another value of the setting that it "
-            "names."
+            f"{self.name}: {method} fails ({why}); give the url of a server that runs, its key in "
+            f"the environment variable {self.KEY}, or another value of the setting that it names."
         )
-
-
-def _key(variable: str) -> str:
-    return read_key(variable if os.environ.get(variable, "").strip() else "", variable)
 
 
 def _term(field: str, key: str = "") -> str:
     """A word of a passage that has the field, and this key in it if there is one.
 
-    Servers compare no fractions, nulls or objects as we do, and take dots in a field's name for a
-    path; they compare such words as we compare keys.
+    Servers compare no fractions, nulls or objects as we do, and dots in names are paths to them.
     """
     term = json.dumps(field) + ("=" + key if key else "")
     return term if len(term) <= 200 else hashlib.blake2b(term.encode(), digest_size=16).hexdigest()

@@ -48,7 +48,7 @@ def test_a_server_that_dies(kind: Any, server: MilvusProcess, tmp_path: Path) ->
     assert begun == [0, 10, 20, 30, 40, 40, 50, 60, 70, 80, 83]  # what came is not sent again
     index.save(tmp_path)
     server.kill()
-    with pytest.raises(InputError, match="passages on the Milvus server"):
+    with pytest.raises(InputError, match="the Milvus collection passages at"):
         index.search(task.queries, 5)
     with pytest.raises(InputError, match=server.url):
         kind.open(tmp_path, task.corpus)

@@ -125,8 +125,9 @@ def test_settings_are_refused_without_their_secrets() -> None:
     with pytest.raises(InputError, match="URL") as error:
         ServerSettings("http://db?api-key=secret")
     assert "secret" not in str(error.value)
-    read = ServerSettings.parse("shards=16,exact=True,index=DISKANN", url="http://db:6333/q/")
-    assert read == ServerSettings("http://db:6333/q", shards=16, exact=True, index="DISKANN")
+    assert ServerSettings("http://db:6333/q/").url == "http://db:6333/q"
+    read = ServerSettings.parse("shards=16,exact=True,index=DISKANN")
+    assert read == ServerSettings(shards=16, exact=True, index="DISKANN")
     for text in ("shard=3", "url=http://a", "shards=1.5", "index=NONE"):
         with pytest.raises(InputError, match=text.partition("=")[0]):
             ServerSettings.parse(text)
