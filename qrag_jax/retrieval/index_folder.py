@@ -271,7 +271,7 @@ class IndexAt:
         if self.url and self.engine not in SERVERS:
             raise InputError(
                 f"the URL of a server is for the engines {', '.join(SERVERS)}, not for "
-                f"{self.engine or 'the usual one'}; name one of them, or leave the URL out."
+                f"{self.engine or 'the usual one'}; give --engine, or leave the URL out."
             )
         if self.engine not in ("", *ENGINES):
             raise InputError(f"engine is {self.engine!r}; use one of {', '.join(ENGINES)}.")

@@ -108,7 +108,8 @@ class MilvusIndex(ServerIndex):
         return [(row[ID], row[VECTOR], row[PAYLOAD]) for row in rows]
 
     def _hits(self, asked: list[Any], k: int, only: Any) -> list[list[tuple[int, float]]]:
-        params = {"params": {"ef": max(k, _EF)}}  # graphs read it, other indexes do not
+        effort = "search_list" if self.settings.index == "DISKANN" else "ef"
+        params = {"params": {effort: max(k, _EF)}}
         how: Any = {"anns_field": VECTOR, "limit": k, "filter": only or "", "search_params": params}
         how |= {"output_fields": [ID], "timeout": server_index.TIMEOUT}
         answers = self._ask("search", data=asked, **how)
@@ -130,37 +131,42 @@ class MilvusBM25Index(MilvusIndex):
 
     ENGINE = MILVUS_BM25
 
-    def _counts(self, text: str) -> Counter[int]:
-        """How often each word is there, by 32 bits of its hash: a dimension of Milvus.
-
-        Of five million words one in a thousand shares them with another, and counts as that, too.
-        """
-        words = Words(BM25Config(**self._manifest.settings["words"]))(text)
-        return Counter(name_hash(word) % _NO_WORD for word in words)
+    def _words(self) -> Words:
+        return Words(BM25Config(**self._manifest.settings["words"]))
 
     def _asked(self, queries: Queries) -> list[Any]:
-        return [{w: float(n) for w, n in self._counts(text).items()} for text in queries.texts]
+        words = self._words()
+        counts = (_counts(words(text)) for text in queries.texts)
+        return [{word: float(tf) for word, tf in one.items()} for one in counts]
 
     @functools.cached_property
     def _passages_with(self) -> tuple[Counter[int], float]:
         """In how many passages each word is; and how many words a passage has on average."""
-        passages, length = Counter[int](), 0
+        words, passages, length = self._words(), Counter[int](), 0
         for passage in self.corpus:
-            counts = self._counts(passage.whole)
+            counts = _counts(words(passage.whole))
             passages.update(counts.keys())
             length += counts.total()
         return passages, length / len(self.corpus)
 
     def _vectors(self, numbers: range) -> Iterable[Any]:
-        passages, mean = self._passages_with
+        words, (passages, mean) = self._words(), self._passages_with
         k1, b = (self._manifest.settings["words"][name] for name in ("k1", "b"))
         for passage in self.corpus.passages(numbers):
-            counts, weights = self._counts(passage.whole), dict[int, float]()
+            counts, weights = _counts(words(passage.whole)), dict[int, float]()
             held = k1 * (1 - b + b * counts.total() / max(mean, 1))
             for word, tf in counts.items():
                 rare = (len(self.corpus) - passages[word] + 0.5) / (passages[word] + 0.5)
                 weights[word] = math.log1p(rare) * tf / (tf + held)
             yield weights or {_NO_WORD: 1.0}
+
+
+def _counts(words: list[str]) -> Counter[int]:
+    """How often each word is there, by 32 bits of its hash: a dimension of Milvus.
+
+    Of five million words one in a thousand shares them with another, and counts as that, too.
+    """
+    return Counter(name_hash(word) % _NO_WORD for word in words)
 
 
 def _number(term: str) -> int:

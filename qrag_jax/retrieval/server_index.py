@@ -35,7 +35,7 @@ TIMEOUT = 60  # seconds for one attempt
 _TIES = 10_000  # the most passages asked for to put those with equal scores in order
 _NAME = Rule(re.compile(r"\w[\w.-]{0,200}", re.ASCII).fullmatch, "it must be a plain name")
 _QUERIES = 64  # in one request
-_INDEXES = ("HNSW", "HNSW_SQ", "HNSW_PQ", "IVF_FLAT", "IVF_SQ8", "IVF_RABITQ", "DISKANN")
+_INDEXES = ("HNSW", "HNSW_SQ", "HNSW_PQ", "DISKANN")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class ServerSettings:
     shards: Count = 1  # parts that are filled and searched side by side, on a cluster's nodes
     replicas: Count = 1  # nodes that hold each part
     exact: bool = False  # all vectors are compared in float32; else passages may be missed
-    index: Annotated[str, one_of(_INDEXES)] = "HNSW"  # of vectors, in Milvus
+    index: Annotated[str, one_of(_INDEXES)] = "HNSW"  # of Milvus; _SQ: 8 bits a number
 
     def __post_init__(self) -> None:
         if self.url:
