@@ -27,7 +27,15 @@ TRAINING = (
 @pytest.fixture
 def planted() -> dict[str, str]:
     """A key of its own for every variable that the code or a library of it reads."""
-    names = (OURS, "HF_TOKEN", "NCBI_API_KEY", "QDRANT_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY")
+    names = (
+        OURS,
+        "HF_TOKEN",
+        "NCBI_API_KEY",
+        "QDRANT_API_KEY",
+        "MILVUS_TOKEN",
+        "OPENAI_API_KEY",
+        "VLLM_API_KEY",
+    )
     return {name: f"sk-{secrets.token_hex(16)}" for name in names}
 
 
