@@ -75,9 +75,8 @@ def test_a_collection_of_a_server(
         assert searched(commands, tmp_path / "index", tower, "--engine=qdrant") == lines
         assert any(asked.path == "/points/query/batch" for asked in server.asked)
         # All is there: nothing is sent again.
-        commands.succeed(
-            "index", out, "--collection=wiki", "--engine=qdrant", f"--server={server.url}"
-        )
+        again = ("--collection=wiki", "--engine=qdrant", f"--server={server.url}")
+        commands.succeed("index", out, *again)
         assert not server.sent()
 
 

@@ -135,8 +135,7 @@ class MilvusBM25Index(MilvusIndex):
         return Words(BM25Config(**self._manifest.settings["words"]))
 
     def _asked(self, queries: Queries) -> list[Any]:
-        words = self._words()
-        counts = (_counts(words(text)) for text in queries.texts)
+        counts = map(_counts, map(self._words(), queries.texts))
         return [{word: float(tf) for word, tf in one.items()} for one in counts]
 
     @functools.cached_property

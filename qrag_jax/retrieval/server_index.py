@@ -153,15 +153,13 @@ class ServerIndex:
         """The index of a folder; `url`: where the collection is now, "" if it did not move."""
         manifest = read_manifest(folder, engine=cls.ENGINE, corpus=corpus.digest, encoder=encoder)
         settings = ServerSettings(**manifest.settings["server"])
-        if url:
-            settings = dataclasses.replace(settings, url=url)
-        elif not is_local(settings.url) and os.environ.get(cls.KEY):
+        if not url and not is_local(settings.url) and os.environ.get(cls.KEY):
             # The folder may be anyone's, and whoever wrote it would get the key.
             raise InputError(
                 f"the index names the server at {settings.url}, and {cls.KEY} holds a key; name "
                 "the server yourself (--server=URL) if the key may go there, or unset the variable."
             )
-        index = cls(corpus, settings, manifest)
+        index = cls(corpus, dataclasses.replace(settings, url=url or settings.url), manifest)
         index._rows(len(corpus))
         return index
 
@@ -198,10 +196,8 @@ class ServerIndex:
                 "name another collection, or give --replace to delete this one."
             )
         if count < least:
-            raise InputError(
-                f"{self.name} has {count} of {least} passages; build the index again, which sends "
-                "the others (with --replace: all)."
-            )
+            lacking = f"{self.name} has {count} of {least} passages"
+            raise InputError(f"{lacking}; build the index again, or all of it with --replace.")
         return count
 
     def _row(self, number: int) -> dict[str, Any]:

@@ -17,22 +17,18 @@ class MilvusProcess:
     def __init__(self, folder: Path) -> None:
         pytest.importorskip("milvus_lite", reason="make milvus installs Milvus Lite")
         with socket.create_server(("127.0.0.1", 0)) as free:
-            self._port = free.getsockname()[1]
-        self.url, self._folder = f"http://127.0.0.1:{self._port}", folder
+            self._at = free.getsockname()
+        self.url, port = f"http://127.0.0.1:{self._at[1]}", str(self._at[1])
+        where = ("--data-dir", str(folder), "--host", "127.0.0.1", "--port", port)
+        self._words = [sys.executable, "-m", "milvus_lite", "server", *where]
         self.start()
 
     def start(self) -> None:
-        at = ("--data-dir", str(self._folder), "--host", "127.0.0.1", "--port", str(self._port))
-        words = [sys.executable, "-m", "milvus_lite", "server", *at]
-        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-        for _ in range(600):
-            try:
-                socket.create_connection(("127.0.0.1", self._port), 1).close()
-                return
-            except OSError:
+        self._process = subprocess.Popen(self._words, stdout=subprocess.DEVNULL)
+        with socket.socket() as asks:
+            while asks.connect_ex(self._at):
                 assert self._process.poll() is None, "Milvus Lite has ended"
                 time.sleep(0.1)
-        raise TimeoutError("Milvus Lite does not listen")
 
     def kill(self) -> None:
         self._process.kill()
