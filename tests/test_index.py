@@ -69,13 +69,14 @@ def test_a_collection_of_a_server(
     out = f"--index={tmp_path / 'index'}"
     given = (out, f"--corpus={source}", f"--encoder={tower}", "--collection=wiki", *FLAGS)
     with running() as server:
-        commands.succeed("index", *given, f"--qdrant={server.url}")
+        commands.succeed("index", *given, "--engine=qdrant", f"--server={server.url}")
         assert set(server.sent()) == set(range(COUNT))
         server.asked.clear()
         assert searched(commands, tmp_path / "index", tower, "--engine=qdrant") == lines
         assert any(asked.path == "/points/query/batch" for asked in server.asked)
         # All is there: nothing is sent again.
-        commands.succeed("index", out, "--collection=wiki", f"--qdrant={server.url}")
+        again = ("--collection=wiki", "--engine=qdrant", f"--server={server.url}")
+        commands.succeed("index", out, *again)
         assert not server.sent()
 
 
@@ -156,7 +157,8 @@ def test_refusals(
     for command, words, name in (
         ("index", [out, "--encoder=no/such/folder/at/all"], "no/such/folder"),
         ("index", [out, "--max_chunk_tokens=65", f"--encoder={tower}"], "max_chunk_tokens"),
-        ("index", [at, "--qdrant=http://me:secret@a"], "Qdrant"),
+        ("index", [at, "--engine=qdrant", "--server=http://me:secret@a"], "server"),
+        ("search", [at, "--server=http://a", f"--encoder={tower}", "where?"], "--engine"),
         ("search", [at, "--engine=qdrant", f"--encoder={tower}", "where?"], "qdrant"),
         ("search", ["who?"], "--index"),
         ("search", [at, "--engine=boolean", "cat", "(cat"], "(cat"),

@@ -27,7 +27,8 @@ TRAINING = (
 @pytest.fixture
 def planted() -> dict[str, str]:
     """A key of its own for every variable that the code or a library of it reads."""
-    names = (OURS, "HF_TOKEN", "NCBI_API_KEY", "QDRANT_API_KEY", "OPENAI_API_KEY", "VLLM_API_KEY")
+    of_api = (f"{name}_API_KEY" for name in ("NCBI", "QDRANT", "OPENAI", "VLLM"))
+    names = (OURS, "HF_TOKEN", "MILVUS_TOKEN", *of_api)
     return {name: f"sk-{secrets.token_hex(16)}" for name in names}
 
 

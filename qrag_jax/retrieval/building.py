@@ -20,15 +20,16 @@ from qrag_jax.data.corpora import Columns, corpus_files, read_corpus
 from qrag_jax.errors import InputError, Natural, least, one_of
 from qrag_jax.retrieval import bm25, corpus, index_folder
 from qrag_jax.retrieval.corpus import CorpusWriter, StoredCorpus
-from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, QDRANT
+from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, MILVUS_BM25, SERVERS
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.runtime import hosts, whole_files
 from qrag_jax.runtime.config_fields import check, internal
 from qrag_jax.runtime.interrupt import StopSignal
 
 SOURCE = "source.json"  # in the index's folder: which files the corpus was read from
-FURTHER = (FAISS, QDRANT)
+FURTHER = (FAISS, *SERVERS)
 ENGINES = (EXACT, BM25, *FURTHER)
+BY_WORDS = (BM25, MILVUS_BM25)  # those of them that need no vectors
 # Of --dtype: the numbers in the files, and those on the devices of a search. What int8 finds is
 # scored again by the files.
 DTYPES = {
@@ -41,7 +42,7 @@ DTYPES = {
 @dataclasses.dataclass(frozen=True)
 class IndexSettings:
     engine: Annotated[str, one_of(ENGINES)] = EXACT  # one of `ENGINES`
-    qdrant: Any = None  # `QdrantSettings`; None: the usual
+    server: Any = None  # `ServerSettings`; None: the usual
     # A factory string of faiss or the file of an index; "": as before, or flat.
     faiss: str = ""
     faiss_search: str = ""  # parameters of its search, such as nprobe=64; "": as before
@@ -57,8 +58,12 @@ class IndexSettings:
 
     def __post_init__(self) -> None:
         check(self, "--")
-        if self.engine == BM25:
-            bm25.BM25Config.of_language(self.language)
+        if self.engine in BY_WORDS:
+            self.reading()
+
+    def reading(self) -> bm25.BM25Config:
+        """How words are read and weighed, by the language if need be; an unknown one is refused."""
+        return self.words or bm25.BM25Config.of_language(self.language)
 
 
 def read_passages(path: Path, settings: IndexSettings) -> Iterator[tuple[str, Passage | None]]:
@@ -136,15 +141,19 @@ def make_engine(
 ) -> None:
     """Makes one of `FURTHER` in an index's folder, or goes on with it; what is whole stays."""
     from qrag_jax.retrieval.faiss_index import FILE, FLAT
-    from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
+    from qrag_jax.retrieval.server_index import ServerSettings, server_engine
 
-    settings = index_settings.qdrant or QdrantSettings()
+    engine, encoder = index_settings.engine, ""
     about: dict[str, Any] = {"engine": EXACT, "corpus": corpus.digest, "count": len(corpus)}
-    manifest, vectors = index_folder.open_vectors(out / EXACT, **about)
-    if index_settings.engine == FAISS:
+    if engine in BY_WORDS:
+        sent: Any = index_settings.reading()
+    else:
+        manifest, sent = index_folder.open_vectors(out / EXACT, **about)
+        encoder = manifest.encoder
+    if engine == FAISS:
         made_from, search = index_settings.faiss, index_settings.faiss_search
         made_as = "" if Path(made_from).is_file() else made_from or FLAT
-        about |= {"engine": FAISS, "encoder": manifest.encoder}
+        about |= {"engine": FAISS, "encoder": encoder}
         with contextlib.suppress(InputError):  # there is none, or one of other vectors
             there = index_folder.read_manifest(out / FAISS, **about).settings
             if made_from in ("", there["made_as"]):
@@ -159,10 +168,11 @@ def make_engine(
             bar.update(passages - bar.n)
             stop.check()
 
-        index = QdrantIndex.build(corpus, vectors, settings, manifest.encoder, report)
-    index.save(out / QDRANT)
-    print(f"the collection {settings.collection} at {settings.url} is filled")
-    print("the server now builds its graph; until it has, searches are slower")
+        settings = index_settings.server or ServerSettings()
+        index = server_engine(engine).build(corpus, sent, settings, encoder, report)
+    index.save(out / engine)
+    print(f"{index.name} is filled")
+    print("the server now indexes it; until it has, searches are slower")
 
 
 def make_faiss(
@@ -187,7 +197,7 @@ def make_faiss(
 
 def index_words(stored: StoredCorpus, folder: Path, settings: IndexSettings) -> None:
     """Indexes the words of a corpus, or refuses those that are there and read otherwise."""
-    config = settings.words or bm25.BM25Config.of_language(settings.language)
+    config = settings.reading()
 
     def build() -> None:
         if not (folder / index_folder.NAME).exists():

@@ -29,12 +29,13 @@ from qrag_jax.runtime import bounded_json, whole_files
 from qrag_jax.runtime.whole_files import check_links, is_plain
 
 CORPUS = "corpus"
-# "exact": on jax's devices. "scan": NumPy on the host. "faiss": on processors. "qdrant": a server.
-EXACT, SCAN, FAISS, QDRANT = OF_VECTORS = ("exact", "scan", "faiss", "qdrant")
-# Words; words and vectors, fused by their ranks; words with AND, OR, NOT and phrases.
-BM25, HYBRID, BOOLEAN = "bm25", "hybrid", "boolean"
-OF_WORDS = (BM25, BOOLEAN)
-ENGINES = (*OF_VECTORS, BM25, HYBRID, BOOLEAN)
+# "exact": on jax's devices. "scan": NumPy on the host. "faiss": on processors. Others: servers.
+OF_VECTORS = EXACT, SCAN, FAISS, QDRANT, MILVUS = ("exact", "scan", "faiss", "qdrant", "milvus")
+# Words; words with AND, OR, NOT and phrases; words and vectors, fused by their ranks.
+BM25, BOOLEAN, MILVUS_BM25, HYBRID = "bm25", "boolean", "milvus_bm25", "hybrid"
+OF_WORDS = (BM25, BOOLEAN, MILVUS_BM25)
+ENGINES = (*OF_VECTORS, *OF_WORDS, HYBRID)
+SERVERS = (QDRANT, MILVUS, MILVUS_BM25)
 # The folders that engines need, if not their own.
 _NEEDS = {SCAN: [EXACT], HYBRID: [EXACT, BM25], BOOLEAN: [BM25]}
 
@@ -262,21 +263,16 @@ class IndexAt:
 
     folder: Path  # of the index, whose current version it becomes
     engine: str = ""  # one of `ENGINES`; "": the first that the asker prefers and the folder has
-    url: str = ""  # of the Qdrant server, whose engine it asks for; "": as when it was built
+    url: str = ""  # of the engine's server; "": as when it was built
     storage: str = ""  # numbers on jax's devices, see `exact.STORAGES`; "": as when it was built
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "folder", version(self.folder))
-        if self.url and self.engine not in ("", QDRANT):
+        if self.url and self.engine not in SERVERS:
             raise InputError(
-                f"the URL of a Qdrant server is for the engine {QDRANT}, not for {self.engine}; "
-                "leave one of them out."
+                f"the URL of a server is for the engines {', '.join(SERVERS)}, not for "
+                f"{self.engine or 'the usual one'}; give --engine, or leave the URL out."
             )
-        if self.url:
-            from qrag_jax.retrieval.qdrant import QdrantSettings
-
-            QdrantSettings(self.url)  # refused before anything is loaded
-            object.__setattr__(self, "engine", QDRANT)
         if self.engine not in ("", *ENGINES):
             raise InputError(f"engine is {self.engine!r}; use one of {', '.join(ENGINES)}.")
 
@@ -313,16 +309,17 @@ class IndexAt:
 
         at, corpus = self.folder, StoredCorpus(self.folder / CORPUS)
         # Further engines over the vectors must be of their encoder.
-        further = self.engine in (FAISS, QDRANT) and self._has(EXACT)
+        further = self.engine in (FAISS, QDRANT, MILVUS) and self._has(EXACT)
         by = read_manifest(at / EXACT).encoder if further else None
         if self.engine == EXACT:
             from qrag_jax.retrieval.exact import ExactIndex  # needs jax
 
             return ExactIndex.open(at / EXACT, corpus, storage=self.storage)
-        if self.engine == QDRANT:
-            from qrag_jax.retrieval.qdrant import QdrantIndex
+        if self.engine in SERVERS:
+            from qrag_jax.retrieval.server_index import server_engine
 
-            return QdrantIndex.open(at / QDRANT, corpus, url=self.url, encoder=by)
+            kind = server_engine(self.engine)
+            return kind.open(at / self.engine, corpus, url=self.url, encoder=by)
         if self.engine == HYBRID:
             return FusedIndex(
                 [dataclasses.replace(self, engine=name).open() for name in (BM25, EXACT)]

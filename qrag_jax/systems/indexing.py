@@ -7,7 +7,7 @@ folder of an index has one part for the corpus and one for each engine over it:
     OUT/source.json  which files they were read from
     OUT/exact        the vectors and their manifest, which is written last
     OUT/bm25         the index of words
-    OUT/faiss, OUT/qdrant: further engines over the same vectors (`make_engine`)
+    OUT/faiss, OUT/qdrant, OUT/milvus: further engines over the same vectors (`make_engine`)
     OUT/version-2/..., OUT/current: all of it after a change (`change_index`), and which one it is
 
 The disk holds the corpus and the vectors, and nothing else that grows. What was killed goes on: the
@@ -54,6 +54,7 @@ from qrag_jax.models.trunks.transformer import LAYERS
 from qrag_jax.retrieval import index_folder
 from qrag_jax.retrieval.bm25 import BM25Config, BM25Index
 from qrag_jax.retrieval.building import (
+    BY_WORDS,
     DTYPES,
     ENGINES,
     FURTHER,
@@ -67,7 +68,7 @@ from qrag_jax.retrieval.building import (
     store_corpus,
 )
 from qrag_jax.retrieval.corpus import StoredCorpus
-from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, NAME, QDRANT, read_manifest
+from qrag_jax.retrieval.index_folder import BM25, CORPUS, EXACT, FAISS, NAME, SERVERS, read_manifest
 from qrag_jax.retrieval.protocol import NONE, Passage
 from qrag_jax.retrieval.towers import TOWER_END, RowForm, Towers, tower_digest
 from qrag_jax.rollouts.chunks import CHUNK, STATE
@@ -368,7 +369,8 @@ def index_corpus(
     """
     settings, stop = settings or IndexSettings(), stop or StopSignal()
     whole, out = out, index_folder.version(out)
-    if settings.engine != BM25 and encoder is None and not vectors_are_finished(out):
+    by_words = settings.engine in BY_WORDS
+    if not by_words and encoder is None and not vectors_are_finished(out):
         raise InputError(f"the engine {settings.engine} compares vectors; give an encoder.")
     with locked(whole):
 
@@ -383,7 +385,7 @@ def index_corpus(
             index_words(stored, out / BM25, settings)
             return Indexed(stored, out / BM25)
         indexed = Indexed(stored, out / EXACT)
-        if encoder is not None:
+        if encoder is not None and not by_words:
             indexed = _index_vectors(stored, out / EXACT, encoder, settings, stop)
         if settings.engine in FURTHER:
             hosts.first_does(lambda: make_engine(out, stored, settings, stop))
@@ -557,7 +559,7 @@ def change_index(
 ) -> Indexed:
     """Changes a finished index, or goes on with that; all hosts call this, and see the files.
 
-    Its engines are those of the old version, but Qdrant, whose collection is of the old one.
+    Its engines are those of the old version, but servers, whose collections are of the old one.
 
     Args:
         encoder: the one that embedded the index; None: it has no vectors, or nothing is added.
@@ -632,11 +634,11 @@ def change_index(
                     make_faiss(new, indexed.corpus, grown, how["made_as"], how["search"])
                 else:
                     print("the index of faiss is left out: give it again with qrag index --faiss")
-            if QDRANT in there:
-                kept_at = there[QDRANT].settings["qdrant"]["collection"]
+            for engine in there.keys() & {*SERVERS}:
+                kept_at = there[engine].settings["server"]["collection"]
                 print(
-                    f"the collection {kept_at} of Qdrant has the old passages: send the new ones "
-                    "to another, with qrag index --qdrant=URL --collection=NAME"
+                    f"the collection {kept_at} of {engine} has the old passages: send the new ones "
+                    f"to another, with qrag index --engine={engine} --server=URL --collection=NAME"
                 )
             index_folder.switch(out, new)
             added = len(indexed.corpus) - len(kept)

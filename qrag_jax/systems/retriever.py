@@ -34,6 +34,7 @@ from qrag_jax.retrieval.index_folder import (
     EXACT,
     FAISS,
     HYBRID,
+    MILVUS,
     OF_WORDS,
     QDRANT,
     SCAN,
@@ -252,7 +253,7 @@ class Retriever:
         Args:
             engine: one of `index_folder.ENGINES` that compares what the retriever does; "": of
                 vectors "exact" for the backend jax, else "scan".
-            url: of the server of Qdrant; "": where it was when the index was built.
+            url: of the engine's server; "": where it was when the index was built.
         """
         index, self._search = self._opened(IndexAt(Path(folder).expanduser(), engine, url))
         self.deployment = dataclasses.replace(
@@ -268,7 +269,7 @@ class Retriever:
             "a trained retriever compares vectors: leave it out, or build an index with qrag "
             "index --workdir=RUN"
         )
-        index = index.settled((first, QDRANT, FAISS, last), otherwise)
+        index = index.settled((first, QDRANT, MILVUS, FAISS, last), otherwise)
         if index.encoder.partition(towers.TOWER_END)[0] != self.config.digest:
             raise InputError(
                 f"{index.folder} was embedded by another tower of chunks than that of "
@@ -353,7 +354,7 @@ class Retriever:
 
 # ---------------------------------------------------------------- searches in one step
 
-BY_VECTORS = (EXACT, QDRANT, FAISS, SCAN, HYBRID)
+BY_VECTORS = (EXACT, QDRANT, MILVUS, FAISS, SCAN, HYBRID)
 USUAL_COUNT = 10  # passages, where nobody says how many
 
 

@@ -294,7 +294,7 @@ def define_search(_: Sequence[str]) -> None:
     flags.DEFINE_string("retriever", None, "Folder of an exported run.")
     flags.DEFINE_string("encoder", None, "Plain encoder: folder, hub name, or minilm.")
     flags.DEFINE_enum("engine", "", ["", *ENGINES], "What searches it; none: the usual.")
-    flags.DEFINE_string("qdrant", "", "URL of its Qdrant server; none: as in qrag index.")
+    flags.DEFINE_string("server", "", "With --engine: URL of its server; none: as in qrag index.")
     flags.DEFINE_enum("checkpoint", "", ["", "best", "last"], "With --workdir.")
     flags.DEFINE_enum("compute", "auto", ["auto", "float32", "bfloat16"], "dtype of jax.")
     flags.DEFINE_string("question_prefix", "", "With --encoder: text before questions.")
@@ -324,7 +324,7 @@ def search_opener(**how: Any) -> Callable[[], Retriever]:
     values, plain = flags.FLAGS, None
     if not values.index:
         raise InputError("give the folder of an index, for example --index=indexes/wiki.")
-    at = IndexAt(Path(values.index).expanduser(), values.engine, values.qdrant)
+    at = IndexAt(Path(values.index).expanduser(), values.engine, values.server)
     folder = values.workdir or values.retriever or ""
     if folder and not Path(folder).expanduser().is_dir():
         raise InputError(f"{folder} is no folder; give --workdir=RUN or --retriever=EXPORT.")

@@ -50,8 +50,9 @@ if TYPE_CHECKING:  # they bring engines that a question's own documents do not n
 
 REMOTE = "remote"
 OWN = "own"  # folder of the collection without a name, which files of rows search
-BY_VECTORS = (SEMANTIC, index_folder.FAISS, index_folder.QDRANT)
-OF_CORPORA = (BM25, *BY_VECTORS, HYBRID, BOOLEAN)  # engines that search an index
+BY_VECTORS = (SEMANTIC, index_folder.FAISS, index_folder.QDRANT, index_folder.MILVUS)
+# Engines that search an index.
+OF_CORPORA = (BM25, *BY_VECTORS, HYBRID, BOOLEAN, index_folder.MILVUS_BM25)
 _OTHERWISE = {LEXICAL: BM25, SEMANTIC: ""}  # what `IndexAt` calls them; "": the usual of vectors
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down
 
@@ -67,9 +68,10 @@ class SearchConfig:
     # passages of all questions, and in RLVR those of each question for itself. Of rewriters it is
     # what files of rows search: folders in BEIR's layout have a corpus of their own
     corpus: str = ""
-    # bm25 compares words, semantic vectors, exactly; faiss and qdrant: vectors, by what the index
-    # has of these; hybrid fuses the ranks of words and vectors; boolean: words, with AND, OR, NOT,
-    # parentheses and "phrases" carried out; remote: the service of section engine.
+    # bm25 and milvus_bm25 compare words, semantic vectors, exactly; faiss, qdrant and milvus:
+    # vectors, by what the index has of these; hybrid fuses the ranks of words and vectors; boolean:
+    # words, with AND, OR, NOT, parentheses and "phrases" carried out; remote: the service of
+    # section engine.
     # Of a question's own documents (RLVR): golden, bm25 (lexical), semantic, hybrid or interleaved
     engine: Annotated[str, one_of((*OF_CORPORA, REMOTE, *RETRIEVERS))] = BM25
     encoder: str = ""  # folder or hub name of what embeds for semantic, hybrid and interleaved

@@ -6,12 +6,14 @@ says what it finds.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import json
 import os
 import pickle
 import shutil
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -27,9 +29,12 @@ from qrag_jax.retrieval.corpus import StoredCorpus, write_corpus
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.index_folder import IndexAt
+from qrag_jax.retrieval.milvus import MilvusBM25Index, MilvusIndex
 from qrag_jax.retrieval.protocol import NONE, Hits, Queries, VectorIndex, Where
-from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
+from qrag_jax.retrieval.qdrant import QdrantIndex
+from qrag_jax.retrieval.server_index import ServerIndex, ServerSettings
 from qrag_jax.retrieval.vectors import ScanIndex
+from tests.retrieval.milvus_process import MilvusProcess
 from tests.retrieval.qdrant_stand_in import running
 from tests.retrieval.small_corpus import (
     WIDTH,
@@ -41,12 +46,13 @@ from tests.retrieval.small_corpus import (
     save_vectors,
     searched,
     slow_bm25,
+    stored,
     task_of,
 )
 
 # The client of Qdrant warns of batches that it sends again, and of servers of other versions.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
-URL: list[str] = []  # of the Qdrant server
+URLS: dict[str, Callable[[], str]] = {}  # of the servers, which start when they are asked for
 
 # ---------------------------------------------------------------------- the definitions, slowly
 
@@ -79,9 +85,13 @@ def by_both(task: Task, where: Where | None) -> np.ndarray:
 # ---------------------------------------------------------------------- the engines
 
 
-def qdrant(corpus: StoredCorpus, vectors: np.ndarray) -> QdrantIndex:
-    settings = QdrantSettings(URL[0], collection=uuid.uuid4().hex, batch=300)
-    return QdrantIndex.build(corpus, vectors, settings)
+def server(kind: type[ServerIndex], corpus: StoredCorpus, sent: Any) -> Any:
+    """In a collection of its own."""
+    at = {"url": URLS[kind.TITLE](), "collection": f"c{uuid.uuid4().hex}"}
+    return kind.build(corpus, sent, ServerSettings(**at, batch=300, exact=kind is MilvusIndex))
+
+
+qdrant, milvus = partial(server, QdrantIndex), partial(server, MilvusIndex)
 
 
 class Engine(NamedTuple):
@@ -108,27 +118,41 @@ OF_VECTORS = {
         by_vectors, lambda f, c, v: FaissIndex.build(c, v).save(f / "faiss"), FaissIndex.build
     ),
     "qdrant": Engine(by_vectors, lambda f, c, v: qdrant(c, v).save(f / "qdrant"), qdrant),
+    "milvus": Engine(by_vectors, lambda f, c, v: milvus(c, v).save(f / "milvus"), milvus),
 }
 ENGINES = OF_VECTORS | {
     "bm25": Engine(by_words, lambda f, c, v: BM25Index.build(c).save(f / "bm25")),
     "boolean": Engine(
         partial(by_words, every=True), lambda f, c, v: BM25Index.build(c).save(f / "bm25")
     ),
+    "milvus_bm25": Engine(
+        by_words, lambda f, c, v: server(MilvusBM25Index, c, BM25Config()).save(f / "milvus_bm25")
+    ),
     "hybrid": Engine(by_both, both_files),
 }
-every_engine = pytest.mark.parametrize("name", ENGINES)
-of_vectors = pytest.mark.parametrize("name", OF_VECTORS)
+
+
+def each(names: Iterable[str]) -> pytest.MarkDecorator:
+    """Those of Milvus run on a real process, at night."""
+    real = [pytest.param(n, marks=[pytest.mark.nightly] * ("milvus" in n)) for n in names]
+    return pytest.mark.parametrize("name", real)
+
+
+every_engine, of_vectors = each(ENGINES), each(OF_VECTORS)
 
 
 class Shelf:
-    """A folder for each engine; `task` is what is in it."""
+    """A folder for each engine that is asked for; `task` is what is in it."""
 
     def __init__(self, root: Path) -> None:
         self.root, self.task = root, task_of(root / "task", 83)
-        for name, engine in ENGINES.items():
-            shutil.copytree(root / "task", root / name / "corpus")
-            engine.write(root / name, StoredCorpus(root / name / "corpus"), self.task.vectors)
-        self.indexes = {name: opened(root / name, name) for name in ENGINES}
+        self.index = functools.cache(self._index)
+
+    def _index(self, name: str) -> Any:
+        shutil.copytree(self.root / "task", self.root / name / "corpus")
+        corpus = StoredCorpus(self.root / name / "corpus")
+        ENGINES[name].write(self.root / name, corpus, self.task.vectors)
+        return opened(self.root / name, name)
 
 
 def opened(folder: Path, name: str) -> Any:
@@ -137,14 +161,24 @@ def opened(folder: Path, name: str) -> Any:
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shelf]:
-    with running() as server:
-        URL[:] = [server.url]
-        yield Shelf(tmp_path_factory.mktemp("shelf"))
+    root = tmp_path_factory.mktemp("shelf")
+    with contextlib.ExitStack() as stack:
+
+        @functools.cache
+        def milvus_url() -> str:
+            process = MilvusProcess(root / "milvus-data")
+            stack.callback(process.kill)
+            return process.url
+
+        stand_in = stack.enter_context(running())
+        URLS.update(Qdrant=lambda: stand_in.url, Milvus=milvus_url)
+        yield Shelf(root)
 
 
 @pytest.fixture
 def copied(shelf: Shelf, name: str, tmp_path: Path) -> Path:
     """The engine's folder, for faults."""
+    shelf.index(name)
     return shutil.copytree(shelf.root / name, tmp_path / name)
 
 
@@ -159,7 +193,7 @@ def test_every_engine_is_registered() -> None:
 def test_hits_are_those_of_the_definition(name: str, shelf: Shelf) -> None:
     """In order, ties by number; with few, many and more than all; filtered; empty and foreign
     queries."""
-    task, index = shelf.task, shelf.indexes[name]
+    task, index = shelf.task, shelf.index(name)
     wheres = (None, {}, {"kind": 3}, {"kind": [1, 4]}, {"kind": 2, "rare": True}, {"kind": 77})
     for where in (*wheres, None):  # at the end the filter is gone
         scores = ENGINES[name].slow(task, where)
@@ -173,7 +207,7 @@ def test_hits_are_those_of_the_definition(name: str, shelf: Shelf) -> None:
 @every_engine
 def test_a_batch_is_its_queries_one_by_one(name: str, shelf: Shelf) -> None:
     """Also when threads search at once."""
-    task, index = shelf.task, shelf.indexes[name]
+    task, index = shelf.task, shelf.index(name)
     together = index.search(task.queries, 10)
     for number, text in enumerate(task.queries.texts):
         one = slice(number, number + 1)
@@ -202,7 +236,7 @@ def test_an_index_that_is_open_stays_what_it_was(name: str, copied: Path, shelf:
     )
     ENGINES[name].write(copied, turned.corpus, turned.vectors)
     for where in (None, {"kind": [0, 1]}):
-        wanted = shelf.indexes[name].search(task.queries, 10, where)
+        wanted = shelf.index(name).search(task.queries, 10, where)
         assert_same(old.search(task.queries, 10, where), wanted)
     assert old.corpus.passages([3, 80]) == [passages[79], passages[2]]
     new = opened(copied, name).search(task.queries, 1)
@@ -303,7 +337,7 @@ def test_other_shapes_and_equal_vectors(name: str, shelf: Shelf, tmp_path: Path)
 
 @of_vectors
 def test_vectors_come_back_and_bad_ones_are_refused(name: str, shelf: Shelf) -> None:
-    task, index = shelf.task, shelf.indexes[name]
+    task, index = shelf.task, shelf.index(name)
     found = index.vectors([82, 0, 5, 5])
     assert found.dtype == np.float32
     np.testing.assert_array_equal(found, task.vectors[[82, 0, 5, 5]])
@@ -315,3 +349,28 @@ def test_vectors_come_back_and_bad_ones_are_refused(name: str, shelf: Shelf) -> 
     ):
         with pytest.raises(ValueError, match=word):
             index.search(Queries(["red"], vectors), 3)
+
+
+@of_vectors
+def test_filters_mean_what_they_mean_for_the_corpus(
+    name: str, shelf: Shelf, tmp_path: Path
+) -> None:
+    values: list[Any] = [
+        *(0, 1, 1.0, 1.5, True, None, "", "1", "true", "a.b", "Ä\ud800", "x" * 500),
+        *([], [1, "a.b"], [[1]], {"a": 1}, {"b": [1, 2]}, 10**30),
+    ]
+    texts = [f"passage {number}" for number in range(len(values))]
+    fields = {name: values for name in ("plain", "dots.in[] it", 'a "quoted" one', "")}
+    corpus = stored(tmp_path, texts, **fields)
+    queries = Queries(["any"], np.ones((1, 2), np.float32))
+    index = ENGINES[name].make(corpus, np.ones((len(values), 2), np.float32))
+    several = [[], [1, "a.b"], [None, True], (1.5, 7), {"", "1"}]
+    for wanted in [*values, *several, "absent"]:
+        for field in fields:
+            numbers = index.search(queries, len(values), {field: wanted}).numbers[0]
+            matching = np.flatnonzero(corpus.matching({field: wanted})).tolist()
+            assert numbers[numbers >= 0].tolist() == matching, (field, wanted)
+    numbers = index.search(queries, 2, {"plain": "1", "": "1"}).numbers[0]
+    assert numbers.tolist() == [7, -1]
+    with pytest.raises(InputError, match="'plai'"):
+        index.search(queries, 2, {"plai": 1})

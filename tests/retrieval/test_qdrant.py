@@ -12,11 +12,11 @@ import pytest
 from qdrant_client import models
 
 from qrag_jax.errors import InputError
-from qrag_jax.retrieval import qdrant
-from qrag_jax.retrieval.protocol import Queries
-from qrag_jax.retrieval.qdrant import QdrantIndex, QdrantSettings
+from qrag_jax.retrieval import server_index
+from qrag_jax.retrieval.qdrant import QdrantIndex
+from qrag_jax.retrieval.server_index import ServerSettings
 from tests.retrieval.qdrant_stand_in import Asked, StandIn, running
-from tests.retrieval.small_corpus import WIDTH, Task, searched, stored, task_of
+from tests.retrieval.small_corpus import WIDTH, Task, searched, task_of
 from tests.retrieval.small_corpus import assert_same as same
 
 # The client warns of each batch that it sends again, and of keys without https.
@@ -25,37 +25,15 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[StandIn]:
-    monkeypatch.setattr(qdrant, "PAUSE", 0.0)
+    monkeypatch.setattr(server_index, "PAUSE", 0.0)
     with running() as state:
         yield state
 
 
 def built(task: Task, server: StandIn, encoder: str = "", **settings: Any) -> QdrantIndex:
     """In small batches."""
-    at = QdrantSettings(server.url, **{"batch": 10} | settings)
+    at = ServerSettings(server.url, **{"batch": 10} | settings)
     return QdrantIndex.build(task.corpus, task.vectors, at, encoder)
-
-
-def test_filters_mean_what_they_mean_for_the_corpus(tmp_path: Path, server: StandIn) -> None:
-    values: list[Any] = [
-        *(0, 1, 1.0, 1.5, True, None, "", "1", "true", "a.b", "Ä\ud800", "x" * 500),
-        *([], [1, "a.b"], [[1]], {"a": 1}, {"b": [1, 2]}, 10**30),
-    ]
-    texts = [f"passage {number}" for number in range(len(values))]
-    fields = {name: values for name in ("plain", "dots.in[] it", 'a "quoted" one', "")}
-    corpus = stored(tmp_path, texts, **fields)
-    queries = Queries(["any"], np.ones((1, 2), np.float32))
-    index = built(Task(corpus, np.ones((len(values), 2), np.float32), queries), server)
-    several = [[], [1, "a.b"], [None, True], (1.5, 7), {"", "1"}]
-    for wanted in [*values, *several, "absent"]:
-        for field in fields:
-            numbers = index.search(queries, len(values), {field: wanted}).numbers[0]
-            matching = np.flatnonzero(corpus.matching({field: wanted})).tolist()
-            assert numbers[numbers >= 0].tolist() == matching, (field, wanted)
-    numbers = index.search(queries, 2, {"plain": "1", "": "1"}).numbers[0]
-    assert numbers.tolist() == [7, -1]
-    with pytest.raises(InputError, match="'plai'"):
-        index.search(queries, 2, {"plai": 1})
 
 
 def test_the_key_stays_secret(
@@ -105,18 +83,18 @@ def test_a_server_that_fails(
     with pytest.raises(InputError, match="400"):
         built(task, server)
     assert len(requests) == 1
-    monkeypatch.setattr(qdrant, "ATTEMPTS", 2)
-    monkeypatch.setattr(qdrant, "TIMEOUT", 1)
+    monkeypatch.setattr(server_index, "ATTEMPTS", 2)
+    monkeypatch.setattr(server_index, "TIMEOUT", 1)
     server.fails = lambda _: 503 if let_go.wait(20) else 0
     with pytest.raises(InputError, match="timed out"):
         built(task, server)
-    monkeypatch.setattr(qdrant, "TIMEOUT", 60)
+    monkeypatch.setattr(server_index, "TIMEOUT", 60)
     let_go.set()
     fails_with(500, 502, 0)
     with pytest.raises(InputError, match="502"):
         built(task, server)
     fails_with(500, 502, 0)
-    monkeypatch.setattr(qdrant, "ATTEMPTS", 3)
+    monkeypatch.setattr(server_index, "ATTEMPTS", 3)
     same(built(task, server).search(task.queries, 5), searched(task, 5))
 
 
@@ -145,10 +123,11 @@ def test_a_collection_of_other_things_stays_as_it_is(tmp_path: Path, server: Sta
 
 def test_settings_are_refused_without_their_secrets() -> None:
     with pytest.raises(InputError, match="URL") as error:
-        QdrantSettings("http://db?api-key=secret")
+        ServerSettings("http://db?api-key=secret")
     assert "secret" not in str(error.value)
-    read = QdrantSettings.parse("shards=16,batch=64,exact=True", url="http://db:6333/q/")
-    assert read == QdrantSettings("http://db:6333/q", batch=64, shards=16, exact=True)
-    for text in ("shard=3", "url=http://a", "shards=1.5"):
+    assert ServerSettings("http://db:6333/q/").url == "http://db:6333/q"
+    read = ServerSettings.parse("shards=16,exact=True,index=DISKANN")
+    assert read == ServerSettings(shards=16, exact=True, index="DISKANN")
+    for text in ("shard=3", "url=http://a", "shards=1.5", "index=NONE"):
         with pytest.raises(InputError, match=text.partition("=")[0]):
-            QdrantSettings.parse(text)
+            ServerSettings.parse(text)
