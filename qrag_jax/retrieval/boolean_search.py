@@ -177,7 +177,7 @@ class BooleanIndex:
     Args:
         ranking: its corpus is read once. At the end, memory holds 40 bytes for each occurrence. A
             KeyError is a word that the index lacks: another version of PyStemmer has built it.
-        folder: keeps the arrays, which later processes map; None: nothing is kept.
+        folder: in a cache, keeps the arrays, which later processes map; None: nothing is kept.
     """
 
     def __init__(self, ranking: BM25Index, folder: Path | None = None) -> None:
@@ -203,7 +203,7 @@ class BooleanIndex:
             manifest = Manifest(BOOLEAN, self.corpus.digest, len(self.corpus), settings=settings)
             files = [folder / _FORMS, *(folder / f"{name}.npy" for name in _ARRAYS)]
             write_manifest(folder, manifest, files)
-        except OSError as error:  # of an index that may only be read, or a full disk
+        except OSError as error:  # no right to write there, or a full disk
             print(f"{folder} cannot be written ({reason(error)}), so each process reads the corpus")
 
     def _read(self) -> None:

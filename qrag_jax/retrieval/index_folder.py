@@ -13,6 +13,7 @@ before stays until the next change, for those who have it open or are opening it
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import shutil
@@ -339,7 +340,11 @@ class IndexAt:
         from qrag_jax.retrieval.boolean_search import BooleanIndex
 
         words = BM25Index.open(at / BM25, corpus)
-        return words if self.engine == BM25 else BooleanIndex(words, at / BOOLEAN)
+        if self.engine == BM25:
+            return words
+        # A search writes nothing into an index, which may be another user's.
+        key = hashlib.sha256(f"{corpus.digest} {words.config}".encode()).hexdigest()[:16]
+        return BooleanIndex(words, whole_files.default_cache() / BOOLEAN / key)
 
     def _missing(self, engine: str) -> list[str]:
         """The indexes that the folder lacks for an engine."""
