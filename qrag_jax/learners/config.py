@@ -35,9 +35,6 @@ class ImitateConfig:
     batch_size: Count = 8  # questions per optimizer step
     learning_rate: Positive = 5e-5  # peak; all else is as section optimizer says
     temperature: Weight = 0.0  # Q is divided by it; 0: policy.alpha, so that the policy is learned
-    # weight of ½(2q_1 - G)² + ½(2q_2 - G)² on the facts' own path, so that Q means returns, as PQN
-    # needs it; 0: Q is known but for a constant of each state
-    returns: Weight = 0.0
     own_states: bool = False  # also learn in the states that the own greedy search reaches
     distractors: Natural = 0  # wrong passages of its document that a question sees, drawn; 0: all
     shared_by: Count = 1  # questions that see the passages of each other as wrong ones; 1: none

@@ -262,8 +262,7 @@ class ImitationGradient:
 
     actor: Actor
     config: ImitateConfig  # of the stage
-    pqn: PQNConfig  # γ of the returns, and the usual temperature
-    feedback: Feedback  # gives the rewards on the facts' own path
+    alpha: float  # the policy's temperature, by which Q is divided unless the config has another
 
     def __call__(
         self, towers: Towers, batch: EpisodeBatch, draws: Draws
@@ -364,12 +363,11 @@ class ImitationGradient:
 
         def scores(state: tuple[jax.Array, jax.Array]) -> jax.Array:
             embedding, taken = state
-            return soft_q.twin_q(embedding, rotate(of_chunks, where(taken), last))
+            return soft_q.twin_q(embedding, rotate(of_chunks, where(taken), last)).sum(-1)
 
         # One state of each question at a time: chunks are rotated again for each.
         by_state = jnp.moveaxis(of_states, 1, 0), jnp.moveaxis(states.taken, 1, 0)
-        twin = jnp.moveaxis(jax.lax.map(scores, by_state), 0, 1)  # [B, S, C, 2]
-        q = twin.sum(-1)
+        q = jnp.moveaxis(jax.lax.map(scores, by_state), 0, 1)  # [B, S, C]
         logits, needed, available = q, states.needed, states.available
         if config.shared_by > 1:
             others, known = self._of_others(of_states, of_chunks, batch, rows)
@@ -379,10 +377,8 @@ class ImitationGradient:
                 [available, jnp.broadcast_to(known[:, None], shape)], axis=-1
             )
             needed = jnp.concatenate([needed, jnp.zeros(shape, bool)], axis=-1)
-        logits = logits / (config.temperature or self.pqn.alpha)
+        logits = logits / (config.temperature or self.alpha)
         total = losses.imitation_loss(logits, needed, available, states.valid)
-        if config.returns:
-            total += config.returns * self._of_returns(twin, batch, states)
         best = jnp.where(states.available, q, soft_q.MASKED)
         hit = jnp.take_along_axis(states.needed, best.argmax(-1)[..., None], -1)[..., 0]
         mean = jnp.where(states.valid, best.max(-1), 0.0).sum()
@@ -412,22 +408,6 @@ class ImitationGradient:
         )
         is_own_passage = (texts[:, :, None] == text[:, None]).any(axis=-1)
         return soft_q.twin_q(of_states, shared[:, None]).sum(-1), there & ~is_own_passage
-
-    def _of_returns(self, twin: jax.Array, batch: EpisodeBatch, states: States) -> jax.Array:
-        """PQN's loss on the facts' own path, whose returns are known; twin `[B, S, C, 2]`."""
-        steps = self.actor.config.max_steps
-        valid, taken = states.valid[:, :steps], states.taken[:, :steps]
-        # The action at t is what the state at t + 1 has in place t; the last fact, or STOP.
-        following = jnp.pad(taken[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=NOT_TAKEN)
-        action = jnp.diagonal(following, axis1=1, axis2=2)
-        alone = states.needed[:, :steps].argmax(axis=-1)
-        action = jnp.where(action == NOT_TAKEN, alone, action)
-        path = Played(action, valid, jnp.zeros(valid.shape))
-        rewards = jnp.where(valid, self.feedback(batch, path), 0.0)
-        discounts = self.pqn.gamma, 1.0
-        _, goal = gae(rewards, jnp.zeros_like(rewards), valid, ends_of(valid), discounts)
-        chosen = jnp.take_along_axis(twin[:, :steps], action[..., None, None], 2)[:, :, 0]
-        return losses.twin_loss(chosen, goal, valid)
 
 
 def _noise(draws: Draws, time: int, like: jax.Array) -> jax.Array:

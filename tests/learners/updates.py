@@ -383,7 +383,7 @@ def towers(kind: str, where: tuple[int, int, int], *, accumulation: int = 1) -> 
     if kind == IMITATED:
         towers = dataclasses.replace(towers.imitating(OPTIMIZER_CONFIG), parts=towers.parts)
         config = configs.ImitateConfig(temperature=0.3)
-        learns = ImitationGradient(towers.actor, config, ACTS, feedback)
+        learns = ImitationGradient(towers.actor, config, ACTS.alpha)
     elif kind == LATER:
         learns = PQNGradient(towers.actor, ACTS)
     update = make_update(towers, learns)
