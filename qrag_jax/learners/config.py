@@ -151,7 +151,6 @@ class TokenPPOConfig(PPOConfig):
     The defaults are DeepRetrieval's (arXiv 2503.00223).
     """
 
-    gamma: Share = 1.0  # γ, discount from token to token
     lambda_: Share = 1.0  # λ of the advantages (GAE); with γ = 1: the reward less the value
     value_clip: Weight = 0.5  # how far a value may move from the one before the update
     entropy: Weight = 0.001  # bonus on the entropy of the tokens, in nats

@@ -110,13 +110,13 @@ class PQNGradient:
             q = (embedded[0] * rotate(embedded[1], steps[0], last)).sum(axis=-1)
             entropy = scored.played.entropy
             played = played._replace(valid=valid, q=q.reshape(valid.shape), entropy=entropy)
-        total, tokens = loss_of(*embedded, steps), played.tokens + used
-        sums = sums_of(batch, played, rewards, target, loss=total, tokens=tokens)
+        total, means = loss_of(*embedded, steps), means_of(batch, played, rewards, target)
+        means["loss"] = total, valid.sum().astype(jnp.float32)
         if scored is not None:
             present = scored.batch.chunk_mask.any(axis=1)
             lost = (present & ~scored.scored.any(axis=1)).sum().astype(jnp.float32)
-            sums.means["unscored_share"] = lost, present.sum().astype(jnp.float32)
-        return gradient, sums
+            means["unscored_share"] = lost, present.sum().astype(jnp.float32)
+        return gradient, update.Sums(total, means, {}, played.tokens + used)
 
     def _encoded_again(
         self, params: Params | Adapted, keys: Any, played: Trajectory, steps: tuple, loss_of: Any
@@ -151,16 +151,10 @@ class PQNGradient:
         return gradient, (states, chunks), used + more + again
 
 
-def sums_of(
-    batch: EpisodeBatch,
-    trajectory: Trajectory,
-    rewards: jax.Array,
-    target: jax.Array,
-    *,
-    loss: jax.Array,
-    tokens: jax.Array,
-) -> update.Sums:
-    """The sums over valid steps; `loss` is summed already."""
+def means_of(
+    batch: EpisodeBatch, trajectory: Trajectory, rewards: jax.Array, target: jax.Array
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Sums over valid steps or over episodes with any, and their number; as `Sums.means`."""
     present = batch.chunk_mask.any(axis=1) & trajectory.valid.any(axis=1)
     unsolved = batch.support.at[
         jnp.arange(present.shape[0])[:, None],
@@ -173,8 +167,7 @@ def sums_of(
     transitions = trajectory.valid.sum().astype(jnp.float32)
     episodes = present.sum().astype(jnp.float32)
     solved = (present & ~unsolved.any(axis=1)).sum().astype(jnp.float32)
-    means = {
-        "loss": (loss, transitions),
+    return {
         "mean_q": (over_transitions(trajectory.q), transitions),
         "mean_target": (over_transitions(target), transitions),
         "td_error": (over_transitions(jnp.abs(trajectory.q - target)), transitions),
@@ -182,7 +175,6 @@ def sums_of(
         "return": (over_transitions(rewards), episodes),
         "fact_em": (solved, episodes),
     }
-    return update.Sums(loss, means, {}, tokens)
 
 
 def over_towers(
@@ -455,8 +447,9 @@ class TwoTowers(update.Learner):
         of its own; target adapters get none and drop nothing.
         """
         dropout: tuple[Any, Any] = None, None
-        adapted = self.base_shardings is not None
-        if self.actor.encoder.drops(adapted):
+        adapted, encoder = self.base_shardings is not None, self.actor.encoder
+        of_trunk = encoder.dropout or encoder.attention_dropout
+        if encoder.lora_dropout if adapted else of_trunk:
             online, target = jax.random.split(dropout_key(state), (2, 2))
             dropout = online, None if adapted else target
         return Draws(

@@ -36,17 +36,18 @@ from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts import token_episodes
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, questions_at
-from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
+from qrag_jax.rollouts.token_episodes import Counts
 from qrag_jax.rollouts.trajectories import (
     DONE,
     REWARD,
     SCORED,
     STOP,
+    BlockShape,
     TokenBatch,
     TokenTrajectory,
     Turn,
     Versioned,
+    choose_shape,
     token_batch,
 )
 from qrag_jax.runtime import hosts
@@ -504,7 +505,6 @@ class TokenSystem(MeshSystem[Config]):
             trajectories,
             members=stage.policy.config.members,
             truncated=getattr(self.config.played, "truncated", SCORED),
-            longest=self.config.sampling.room,
         )
 
     def block_shape(self, stage: Stage, batch: TokenBatch) -> BlockShape:

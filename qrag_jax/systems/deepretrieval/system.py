@@ -66,8 +66,7 @@ from qrag_jax.rollouts.libraries import (
     RemoteLibrary,
     SearchLibrary,
 )
-from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import Episode, facts_of
+from qrag_jax.rollouts.token_episodes import Counts, Episode, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.config_fields import has_begun

@@ -49,12 +49,11 @@ from qrag_jax.retrieval.corpus import StoredCorpus, names_of
 from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.index_folder import CORPUS, EXACT
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.rollouts import pool_search
+from qrag_jax.rollouts import pool_search, token_episodes
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, questions_at
 from qrag_jax.rollouts.pool_search import HopBatch, Rewarded, StateRows
-from qrag_jax.rollouts.schedule import Counts, draw_keys
 from qrag_jax.rollouts.text_table import MeshTower, blocks_of
-from qrag_jax.rollouts.token_episodes import HOPELESS, AgentRollout, Asks, Episode, Start
+from qrag_jax.rollouts.token_episodes import AgentRollout, Counts, Episode, Start, draw_keys
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.aot import Program
 from qrag_jax.runtime.config_fields import check_split
@@ -288,7 +287,7 @@ class Harr(MeshSystem[HarrConfig]):
             model=model.client if model else None,
         )
         share = config.agent.max_broken_share
-        patience = Patience(share, watch, log, _ADVICE, Failed, HOPELESS)
+        patience = Patience(share, watch, log, _ADVICE, Failed, token_episodes.HOPELESS)
         return patience.play(starts, rollout.play)
 
     def _watch(self, stop: StopSignal) -> Checks:
@@ -621,7 +620,7 @@ def load_prompts(config: harr_config.AgentConfig) -> dict[str, prompts.Prompt]:
 
 class HarrModels(NamedTuple):
     provenance: dict[str, Any]  # what answers depend on, as JSON
-    reranker: Asks | None  # for the reward `relevance`
+    reranker: Any  # a `Client`, for the reward `relevance`; None: nothing asks it
     model: Any  # a `Model`, of the agent and of the reward `llm`; None: nothing asks it
     own_agent: OwnAgent | None  # the user's, if the config names one
 
@@ -629,9 +628,8 @@ class HarrModels(NamedTuple):
 NO_MODELS = HarrModels({}, None, None, None)  # nothing will be played
 
 
-def _asked(model: Asks | None, requests: Mapping[K, Request | None], watch: Checks) -> dict[K, Any]:
+def _asked(model: Any, requests: Mapping[K, Request | None], watch: Checks) -> dict[K, Any]:
     """The outcomes of the requests; those that are None are not asked."""
-    assert model is not None
     asked = {place: request for place, request in requests.items() if request is not None}
     future = model.submit([*asked.values()])
     try:

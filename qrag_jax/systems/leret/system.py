@@ -39,10 +39,8 @@ from qrag_jax.retrieval.corpus import pooled
 from qrag_jax.retrieval.protocol import Passage
 from qrag_jax.rollouts.experience import questions_at
 from qrag_jax.rollouts.libraries import states_on
-from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_blocks import BlockShape
-from qrag_jax.rollouts.token_episodes import Episode, Start
-from qrag_jax.rollouts.trajectories import DONE, REWARD, TokenTrajectory
+from qrag_jax.rollouts.token_episodes import Counts, Episode, Start
+from qrag_jax.rollouts.trajectories import DONE, REWARD, BlockShape, TokenTrajectory
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.config_fields import has_begun, read_fields
 from qrag_jax.runtime.interrupt import StopSignal

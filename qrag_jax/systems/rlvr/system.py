@@ -38,8 +38,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.row_log import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
 from qrag_jax.rollouts.libraries import CorpusLibrary, on_corpus
-from qrag_jax.rollouts.schedule import Counts, draw_keys
-from qrag_jax.rollouts.token_episodes import Episode, Library, facts_of
+from qrag_jax.rollouts.token_episodes import Counts, Episode, Library, draw_keys, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log
