@@ -29,7 +29,9 @@ def tiny_encoder(
     sizes = {"vocab_size": VOCAB, "hidden_size": hidden, "intermediate_size": 2 * hidden}
     sizes |= {"num_hidden_layers": layers, "num_attention_heads": 2}
     config = BertConfig(max_position_embeddings=POSITIONS, **sizes)
-    return TextEncoder(Transformer(config, precision), hidden, POSITIONS, CLS, SEP, PAD)
+    trunk, opening = Transformer(config, precision), (CLS,)
+    how = {"state_opening": opening, "chunk_opening": opening}
+    return TextEncoder(trunk, hidden, POSITIONS, SEP, PAD, **how)
 
 
 def tower(encoder: TextEncoder, seed: int) -> Params:

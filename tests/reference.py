@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from qrag_jax.data.episodes import EpisodeBatch
-from qrag_jax.models.embedding import TextEncoder
+from qrag_jax.models.compute.packing import padded_layout
+from qrag_jax.models.embedding import LanguageModel, TextEncoder
+from qrag_jax.models.trunks.transformer import WORDS
 from qrag_jax.rollouts.chunks import CHUNK, STATE, RolloutConfig
 from tests.episodes_maker import CLS, PAD, SEP
 
@@ -138,14 +140,25 @@ class Episode:
     first_q: np.ndarray | None = None
 
 
+def embed(encoder: TextEncoder, params: Any, tokens: Any, lengths: Any) -> jax.Array:
+    """Rows `[B, L]` padded on the right → `[B, D]`; zeros for a row of length 0."""
+    prepared, layout = encoder.module.prepare(params), padded_layout(lengths, tokens.shape[1])
+    return encoder.embed_words(prepared, prepared[WORDS][tokens.reshape(-1)], layout)
+
+
+def logits(model: LanguageModel, params: Any, tokens: Any, lengths: Any) -> jax.Array:
+    """Rows `[B, L]` padded on the right → `[B, L, V]`; behind a row's end without meaning."""
+    return model.logits_of(model.trunk.hidden_states(params, tokens, lengths), model.head(params))
+
+
 class Player:
-    """Plays one episode at a time, encoding one row at a time with `encoder.embed`."""
+    """Plays one episode at a time, encoding one row at a time."""
 
     def __init__(self, encoder: TextEncoder, width: int) -> None:
         self.width = width
         self._embed = jax.jit(
-            lambda params, tower, tokens, lengths: encoder.embed(
-                jax.tree.map(lambda leaf: leaf[tower], params), tokens, lengths
+            lambda params, tower, tokens, lengths: embed(
+                encoder, jax.tree.map(lambda leaf: leaf[tower], params), tokens, lengths
             )[0]
         )
 

@@ -30,6 +30,7 @@ from qrag_jax.systems.indexing import PassageEncoder
 from qrag_jax.systems.q_rag import run as q_rag_run
 from qrag_jax.systems.q_rag.run import SavedRun, weights_digest
 from tests.entry_points import FLOAT32, SAMPLES, SHARED, Commands, json_lines, log_rows, refusal
+from tests.reference import logits
 from tests.support.parity import vectors_of
 from tests.support.small_models import write_small_model
 from tests.systems.parts import chunks_of, opened
@@ -279,7 +280,7 @@ def test_transformers_and_peft_compute_what_was_trained(tmp_path: Path) -> None:
         run.checkpoints.wait()
         lm = system.inputs.model.model
         params = attach(Adapted(system.base[0], state.params), lm.lora_scale)
-        ours = np.asarray(lm.logits(params, jnp.asarray(tokens), jnp.array([tokens.shape[1]])))
+        ours = np.asarray(logits(lm, params, jnp.asarray(tokens), jnp.array([tokens.shape[1]])))
     export_language_model(systems.kind(config), workdir, config, "last", out)
     kind = transformers.AutoModelForCausalLM
     with torch.no_grad():

@@ -184,7 +184,6 @@ def build(model: Model, dtype: str) -> tuple[Any, TextEncoder, Params]:
         module=trunk,
         width=trunk.config.hidden_size,
         max_positions=trunk.config.longest_row,
-        opening_id=0,
         sep_id=2,
         pad_id=1,
         scale=1.0,

@@ -23,8 +23,7 @@ from qrag_jax.learners.config import TokenGRPOConfig
 from qrag_jax.learners.state import Critic
 from qrag_jax.learners.token_policy import make_token_update, token_episodes
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
-from qrag_jax.rollouts.token_blocks import choose_shape
-from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig, TokenBatch
+from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig, TokenBatch, choose_shape
 from tests.support.decoders import (
     RATE,
     TEMPERATURE,
@@ -162,7 +161,9 @@ def sampler_cases(setting: Setting) -> Iterator[Case]:
         samples: dict[str, list[list[int]]] = {}
 
         def ours(_: int) -> None:
-            samples[OURS] = [sample.ids.tolist() for sample in sampler.sample(params, requests)]
+            samples[OURS] = [
+                sample.ids.tolist() for sample in RoundSampler(sampler, params).sample(requests)
+            ]
 
         def generate(_: int) -> None:
             with torch.no_grad():

@@ -24,16 +24,11 @@ FURTHEST = 20.0  # bound of the logarithm of a ratio, as verl has it; e²⁰ is 
 class Clip(NamedTuple):
     """How far a ratio may go below and above 1 before its action is no longer reinforced."""
 
-    low: float = 0.2
-    high: float = 0.2
+    low: float
+    high: float
 
 
-USUAL = Clip()
-
-
-def clipped(
-    log_prob: jax.Array, old: jax.Array, advantages: jax.Array, clip: Clip = USUAL
-) -> jax.Array:
+def clipped(log_prob: jax.Array, old: jax.Array, advantages: jax.Array, clip: Clip) -> jax.Array:
     """`−min(r·A, clip(r)·A)` with r = π/π_old, for each action (PPO, arXiv 1707.06347, eq. 7).
 
     An action whose ratio is beyond e^±`FURTHEST` has no gradient.
@@ -49,7 +44,7 @@ def clipped(
 
 
 def clipped_weight(
-    log_prob: jax.Array, old: jax.Array, advantages: jax.Array, clip: Clip = USUAL
+    log_prob: jax.Array, old: jax.Array, advantages: jax.Array, clip: Clip
 ) -> jax.Array:
     """`−clip(r)·A·log π` with the ratio as a constant (CISPO, arXiv 2506.13585, eq. 4).
 
@@ -131,9 +126,7 @@ def weighted_sum(losses: jax.Array, weights: jax.Array) -> jax.Array:
     return (jnp.where(weights > 0, losses, 0.0) * weights).sum()
 
 
-def is_clipped(
-    log_prob: jax.Array, old: jax.Array, advantages: jax.Array, clip: Clip = USUAL
-) -> jax.Array:
+def is_clipped(log_prob: jax.Array, old: jax.Array, advantages: jax.Array, clip: Clip) -> jax.Array:
     """Whether the clip takes the gradient from an action."""
     ratio = _ratio(log_prob, old)
     above, below = ratio > 1.0 + clip.high, ratio < 1.0 - clip.low

@@ -19,28 +19,21 @@ def alpha_at(alpha: float, learning_rate: jax.Array, peak: float) -> jax.Array:
     return alpha * jnp.maximum(learning_rate / peak, 1e-6)
 
 
-def twin_loss(twin: jax.Array, target: jax.Array, valid: jax.Array) -> jax.Array:
-    """`½(2q_1 - G)² + ½(2q_2 - G)²` summed over valid transitions.
-
-    Args:
-        twin: `[..., 2]`, the two critics' values.
-        target: `[...]` λ-returns G.
-        valid: `[...]` bool.
-    """
-    errors = 0.5 * jnp.square(2.0 * twin - target[..., None]).sum(-1)
-    return jnp.where(valid, errors, 0.0).sum()
-
-
 def pqn_loss(
     states: jax.Array, chunks: jax.Array, target: jax.Array, valid: jax.Array
 ) -> jax.Array:
-    """`twin_loss` of embeddings `[..., 2D]`, of which each half belongs to one critic.
+    """`½(2q_1 - G)² + ½(2q_2 - G)²` summed over valid transitions.
 
     Args:
-        chunks: rotated at the chunks' positions.
+        states, chunks: embeddings `[..., 2D]`, of which each half belongs to one critic; chunks are
+            rotated at their positions.
+        target: `[...]` λ-returns G.
+        valid: `[...]` bool.
     """
     product = states * chunks
-    return twin_loss(product.reshape(*product.shape[:-1], 2, -1).sum(-1), target, valid)
+    twin = product.reshape(*product.shape[:-1], 2, -1).sum(-1)
+    errors = 0.5 * jnp.square(2.0 * twin - target[..., None]).sum(-1)
+    return jnp.where(valid, errors, 0.0).sum()
 
 
 def needed_next(rank: jax.Array, available: jax.Array) -> jax.Array:

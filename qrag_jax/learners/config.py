@@ -35,9 +35,6 @@ class ImitateConfig:
     batch_size: Count = 8  # questions per optimizer step
     learning_rate: Positive = 5e-5  # peak; all else is as section optimizer says
     temperature: Weight = 0.0  # Q is divided by it; 0: policy.alpha, so that the policy is learned
-    # weight of ½(2q_1 - G)² + ½(2q_2 - G)² on the facts' own path, so that Q means returns, as PQN
-    # needs it; 0: Q is known but for a constant of each state
-    returns: Weight = 0.0
     own_states: bool = False  # also learn in the states that the own greedy search reaches
     distractors: Natural = 0  # wrong passages of its document that a question sees, drawn; 0: all
     shared_by: Count = 1  # questions that see the passages of each other as wrong ones; 1: none
@@ -154,7 +151,6 @@ class TokenPPOConfig(PPOConfig):
     The defaults are DeepRetrieval's (arXiv 2503.00223).
     """
 
-    gamma: Share = 1.0  # γ, discount from token to token
     lambda_: Share = 1.0  # λ of the advantages (GAE); with γ = 1: the reward less the value
     value_clip: Weight = 0.5  # how far a value may move from the one before the update
     entropy: Weight = 0.001  # bonus on the entropy of the tokens, in nats

@@ -22,19 +22,10 @@ from qrag_jax.algorithms.advantages import (
     varies,
 )
 from qrag_jax.algorithms.policy_gradient import BNPO, aggregation, clipped_value_loss, weighted_sum
+from qrag_jax.learners import update
 from qrag_jax.learners.config import PPOConfig, SearchGRPOConfig
 from qrag_jax.learners.state import Critic, TrainState
-from qrag_jax.learners.update import (
-    Metrics,
-    PerAction,
-    PolicyLearner,
-    Sums,
-    Update,
-    action_loss,
-    counted,
-    flattened,
-    ppo_actions,
-)
+from qrag_jax.learners.update import PerAction, Sums
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.precision import EXACT
@@ -60,7 +51,7 @@ class Searches(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class QueryEncoder(PolicyLearner):
+class QueryEncoder(update.PolicyLearner):
     """A query encoder, or adapters on a frozen base, and how it learns."""
 
     encoder: TextEncoder  # maps rows of tokens to embeddings
@@ -77,7 +68,7 @@ class QueryEncoder(PolicyLearner):
 
     def gradient(self, learned: Critic, base: Params | None, part: Any) -> tuple[Critic, Sums]:
         """See `PolicyLearner`; a part is `TokenRows` and `Searches`."""
-        rows, searches = part[0].flat, jax.tree.map(flattened, part[1])
+        rows, searches = part[0].flat, jax.tree.map(update.flattened, part[1])
         head, whole = learned[1:], merge(learned.tower, base)
 
         def total(embedded: jax.Array, head: Any, searches: Searches) -> jax.Array:
@@ -100,7 +91,7 @@ class QueryEncoder(PolicyLearner):
         flat, whole = rows.flat, self.encoder.alone(merge(by.tower, base))
         embedded, _ = embed_rows(self.encoder, self.blocks, whole, flat)
         if by.weights is None:
-            scores = self._scores(embedded, jax.tree.map(flattened, searches)).log_probs
+            scores = self._scores(embedded, jax.tree.map(update.flattened, searches)).log_probs
         else:
             scores = jnp.where(flat.lengths > 0, _valued(embedded, by), 0.0)
         return scores.reshape(rows.lengths.shape)
@@ -115,7 +106,7 @@ class QueryEncoder(PolicyLearner):
             return Sums(weighted_sum(losses, targets.weight), {}, {})
         scores = self._scores(embedded, searches)
         is_fresh = self.is_fresh and config.updates_per_batch == 1
-        sums = action_loss(config, scores, targets, is_fresh=is_fresh)
+        sums = update.action_loss(config, scores, targets, is_fresh=is_fresh)
         gap = jnp.where(targets.weight > 0, jnp.abs(scores.log_probs - targets.old), 0.0).sum()
         sums.means["replay_gap"] = gap, sums.means["entropy"][1]
         return sums
@@ -134,7 +125,7 @@ def _valued(embedded: jax.Array, critic: Critic) -> jax.Array:
 # ------------------------------------------------------------------------ update
 
 
-def make_query_update(learner: QueryEncoder) -> Update:
+def make_query_update(learner: QueryEncoder) -> update.Update:
     """The program `(state, HopBatch) → (state, metrics)`; see `Learner.update`.
 
     The batch is split over the mesh; all numbers are those of the whole batch on any mesh. Its
@@ -149,7 +140,7 @@ def make_query_update(learner: QueryEncoder) -> Update:
     config, split = learner.config, learner.on_mesh(_BY_EPISODE)
     name = BNPO if isinstance(config, PPOConfig) else config.aggregation
 
-    def update(state: TrainState, batch: HopBatch, base: Params | None = None):
+    def train_step(state: TrainState, batch: HopBatch, base: Params | None = None):
         rows, searches, metrics = _prepared(learner, state, batch, base)
         valid, order = searches.targets.weight > 0, None
         counts = valid.sum(axis=-1).astype(jnp.float32)
@@ -172,9 +163,9 @@ def make_query_update(learner: QueryEncoder) -> Update:
             state, base, part_of, order, divisors, one_pass=config.minibatches
         )
         learned.pop("critic_grad_norm", None)  # not reported of searches
-        return counted(state, (rows.lengths > 0).sum(dtype=jnp.int32), learned | metrics)
+        return update.counted(state, (rows.lengths > 0).sum(dtype=jnp.int32), learned | metrics)
 
-    return learner.update(update, split)
+    return learner.update(train_step, split)
 
 
 def minibatch_order(
@@ -191,7 +182,7 @@ def minibatch_order(
 
 def _prepared(
     learner: QueryEncoder, state: TrainState, batch: HopBatch, base: Params | None
-) -> tuple[TokenRows, Searches, Metrics]:
+) -> tuple[TokenRows, Searches, update.Metrics]:
     """The rows that are learned from, all that is known before the first gradient, and metrics."""
     config, scored = learner.config, batch.scored
     valid = (batch.lengths > 0) & scored[:, None]
@@ -229,7 +220,7 @@ def _prepared(
         by_hop += jnp.where(last, totals[:, None], 0.0)
         targets = targets._replace(value=value)
         metrics["kl"] = jnp.zeros(())
-        targets, of_advantages = ppo_actions(config, by_hop, targets, valid, last)
+        targets, of_advantages = update.ppo_actions(config, by_hop, targets, valid, last)
         metrics |= of_advantages
         advantages = targets.advantages
     metrics["advantage"] = jnp.abs(advantages).sum() / number

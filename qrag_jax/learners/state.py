@@ -125,7 +125,9 @@ def both_towers(shardings: Params, tower: Params, second: Params | None = None) 
         tower: parameters of one tower, or of its adapters; both are copies of it.
         second: as `tower`, of the tower of chunks, if that is another.
     """
-    one = of_one_tower(shardings)
+    one = jax.tree.map(
+        lambda both: NamedSharding(both.mesh, PartitionSpec(*both.spec[1:])), shardings
+    )
     towers = [place(tree, one) for tree in (tower, second) if tree is not None]
     return jax.jit(both, out_shardings=shardings)(*towers)
 
@@ -134,13 +136,6 @@ def both(tower: Params, second: Params | None = None) -> Params:
     """Two towers stacked on axis 0."""
     second = tower if second is None else second
     return jax.tree.map(lambda *leaves: jnp.stack(leaves), tower, second)
-
-
-def of_one_tower(shardings: Params) -> Params:
-    """The shardings of one of two towers."""
-    return jax.tree.map(
-        lambda both: NamedSharding(both.mesh, PartitionSpec(*both.spec[1:])), shardings
-    )
 
 
 def place(tower: Params, shardings: Params) -> Params:

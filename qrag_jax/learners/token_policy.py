@@ -20,53 +20,25 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from qrag_jax.algorithms import policy_gradient
 from qrag_jax.algorithms.advantages import best_of_groups, group_advantages, varies
-from qrag_jax.learners.config import (
-    BEST,
-    IPO,
-    REWARD,
-    PreferenceConfig,
-    SFTConfig,
-    TokenGRPOConfig,
-    TokenPPOConfig,
-)
+from qrag_jax.learners import config as configs
+from qrag_jax.learners import update
+from qrag_jax.learners.config import PreferenceConfig, SFTConfig, TokenGRPOConfig, TokenPPOConfig
 from qrag_jax.learners.state import Critic, TrainState
-from qrag_jax.learners.update import (
-    REPLICATED,
-    Metrics,
-    PerAction,
-    PolicyLearner,
-    Sums,
-    Update,
-    action_loss,
-    added,
-    counted,
-    over_axis,
-    ppo_actions,
-)
+from qrag_jax.learners.update import Metrics, PerAction, Sums
 from qrag_jax.models.compute.lora import Leaves, attach, merge, trainable
 from qrag_jax.models.compute.packing import Layout, add_rows, take_rows
 from qrag_jax.models.compute.precision import EXACT
 from qrag_jax.models.trunks.transformer import HEAD, WORDS, Params, Transformer
 from qrag_jax.policies.tokens import TokenScores, Vocabulary, token_scores
-from qrag_jax.rollouts.token_blocks import BlockShape, TokenBlocks, token_blocks
-from qrag_jax.rollouts.trajectories import TokenBatch
-from qrag_jax.runtime.mesh import (
-    AXES,
-    DATA,
-    FSDP,
-    by_device,
-    everywhere,
-    on_each,
-    put_whole,
-    row_devices,
-    zeros_like,
-)
+from qrag_jax.rollouts.trajectories import BlockShape, TokenBatch, TokenBlocks, token_blocks
+from qrag_jax.runtime import mesh as meshes
+from qrag_jax.runtime.mesh import AXES, DATA, FSDP, everywhere, on_each, row_devices
 
 ROW_AXES = AXES[:2]  # devices along `tensor` compute the same rows
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class TokenPolicy(PolicyLearner):
+class TokenPolicy(update.PolicyLearner):
     """A causal language model, or adapters on a frozen one, and how it learns.
 
     What is read of a sampled token are its `TokenScores`; by a critic, the value of the state in
@@ -107,7 +79,7 @@ class TokenPolicy(PolicyLearner):
             def of_loss(layers: Leaves, lookups: Any, critic: tuple[Any, Any]) -> Any:
                 used = unflatten_dict(frozen | layers), *(lookups or (words, head))
                 read = self._read(used, critic, block)
-                sums = over_axis(on_each(FSDP, partial(loss, config), read, block, targets))
+                sums = update.over_axis(on_each(FSDP, partial(loss, config), read, block, targets))
                 count = on_each(FSDP, token_count, block.layout).sum(axis=0)
                 return sums.loss, sums._replace(tokens=count)
 
@@ -127,9 +99,9 @@ class TokenPolicy(PolicyLearner):
 
         def one(block: tuple[TokenBlocks, Any], total: Any) -> tuple[Any, Any]:
             total, sums = on_each(DATA, of_replica, *block, *total)
-            return total, over_axis(sums)
+            return total, update.over_axis(sums)
 
-        zeros = zeros_like(self.mesh, (trained, tables, learned[1:]))
+        zeros = meshes.zeros_like(self.mesh, (trained, tables, learned[1:]))
         total, sums = _summed(one, zeros, _by_device(self.mesh, part))
         of_layers, of_tables, of_critic = jax.tree.map(lambda leaf: leaf.sum(axis=0), total)
         return Critic(to_stored(of_layers | of_tables), *of_critic), sums
@@ -204,7 +176,7 @@ def token_loss(
     rows = jnp.arange(len(block.layout.lengths))[:, None] == block.row[None]
     # If a batch gives one step, its tokens are of the policy that learns.
     how: dict[str, Any] = {"is_fresh": config.updates_per_batch == 1, "sampler": block.sampler}
-    return action_loss(config, read, targets, rows=rows, **how)
+    return update.action_loss(config, read, targets, rows=rows, **how)
 
 
 def pair_loss(
@@ -227,7 +199,7 @@ def pair_loss(
     total = total / jnp.maximum(rows.sum(axis=1), 1) if config.averaged else total
     policy = total.reshape(-1, 2)
     h = policy_gradient.margins(policy, reference)
-    if config.loss == IPO:
+    if config.loss == configs.IPO:
         loss = policy_gradient.ipo_loss(h, weight, config.beta)
     else:
         loss = policy_gradient.dpo_loss(h, weight, config.beta, config.label_smoothing)
@@ -262,7 +234,7 @@ def _summed(
     def body(number: jax.Array, carry: tuple[Any, Any]) -> tuple[Any, Any]:
         total, sums = carry
         total, more = one(_at(parts, number), total)
-        return total, added(sums, more)
+        return total, update.added(sums, more)
 
     return jax.lax.fori_loop(0, _number(parts[0]), body, (zeros, nothing))
 
@@ -271,7 +243,7 @@ def _by_device(mesh: Mesh, tree: Any) -> Any:
     """Leaves `[B, …]` → `[data, fsdp, B / devices, …]`."""
     sizes = row_devices(mesh)
     split = jax.tree.map(lambda leaf: leaf.reshape(*sizes, -1, *leaf.shape[1:]), tree)
-    return by_device(mesh, split)
+    return meshes.by_device(mesh, split)
 
 
 def _at(tree: Any, number: jax.Array | int) -> Any:
@@ -368,7 +340,7 @@ def pair_episodes(
 # ------------------------------------------------------------------------ update
 
 
-def make_token_update(policy: TokenPolicy) -> Update:
+def make_token_update(policy: TokenPolicy) -> update.Update:
     """The program `(state, TokenEpisodes) → (state, metrics)`; see `Learner.update`.
 
     All numbers are those of the whole batch on any mesh and in any blocks; log-probabilities,
@@ -389,7 +361,7 @@ def make_token_update(policy: TokenPolicy) -> Update:
     is_ppo = isinstance(config, TokenPPOConfig)
     order = np.tile(np.arange(minibatches), epochs)
 
-    def update(state: TrainState, episodes: TokenEpisodes, base: Params | None = None):
+    def train_step(state: TrainState, episodes: TokenEpisodes, base: Params | None = None):
         targets: Any
         if isinstance(config, PreferenceConfig):
             targets, pairs = episodes.pairs, episodes.pairs[1].sum()
@@ -417,9 +389,9 @@ def make_token_update(policy: TokenPolicy) -> Update:
             metrics["sampler_effective"] = policy_gradient.effective_share(*weights)
         if isinstance(config, TokenGRPOConfig):
             del metrics["largest_ratio"]
-        return counted(state, actions, metrics)
+        return update.counted(state, actions, metrics)
 
-    return policy.update(update, episode_shardings(policy.mesh))
+    return policy.update(train_step, episode_shardings(policy.mesh))
 
 
 def _prepared(
@@ -435,16 +407,17 @@ def _prepared(
         return jax.lax.map(partial(policy.read, by, base), blocks)
 
     old = reference = value = nothing
-    kl_in_reward = isinstance(config, TokenPPOConfig) and config.kl_in == REWARD and config.kl
+    is_ppo = isinstance(config, TokenPPOConfig)
+    kl_in_reward = is_ppo and config.kl_in == configs.REWARD and config.kl
     if kl_in_reward or getattr(config, "kl_weight", 0.0):
         # Adapters begin at the base or at the stage's own: then these are the reference.
         reference = read(Critic(state.reference))
     if config.updates_per_batch > 1 or kl_in_reward:
         old = read(Critic(state.params))
-    if isinstance(config, TokenPPOConfig) and state.critic is not None:
+    if is_ppo and state.critic is not None:
         value = read(state.critic)
     targets = PerAction(old, reference, nothing, nothing, value, nothing)
-    if isinstance(config, TokenPPOConfig):
+    if is_ppo:
         return ppo_tokens(config, episodes, targets)
     return grpo_tokens(config, episodes, targets)
 
@@ -462,7 +435,7 @@ def grpo_tokens(
         groups = (-1, config.members)
         rewards, metrics = _rewards(episodes)
         by_group = rewards.reshape(groups), jnp.asarray(episodes.scored).reshape(groups)
-        if config.learned == BEST:
+        if config.learned == configs.BEST:
             advantages = best_of_groups(*by_group)
         else:
             advantages = group_advantages(*by_group, scaled=config.scaled)
@@ -491,13 +464,10 @@ def ppo_tokens(
     rewards, metrics = _rewards(episodes)
     of_episode = rewards[jnp.minimum(blocks.episode, len(scored) - 1)]
     by_token = jnp.where(ends, of_episode, 0.0)
-    targets, of_advantages = ppo_actions(config, by_token, targets, valid, ends)
+    targets, of_advantages = update.ppo_actions(config, by_token, targets, valid, ends)
     weight = valid.astype(jnp.float32)
-    return (
-        targets._replace(weight=weight),
-        jnp.maximum(weight.sum(axis=(1, 2)), 1.0),
-        metrics | of_advantages,
-    )
+    divisors = jnp.maximum(weight.sum(axis=(1, 2)), 1.0)
+    return targets._replace(weight=weight), divisors, metrics | of_advantages
 
 
 def _rewards(episodes: TokenEpisodes) -> tuple[jax.Array, Metrics]:
@@ -513,10 +483,8 @@ def _rewards(episodes: TokenEpisodes) -> tuple[jax.Array, Metrics]:
 
 # ------------------------------------------------------------------------ reference of pairs
 
-RowLogProbs = Callable[..., np.ndarray]  # (params, TokenBatch, BlockShape), then a base if any
 
-
-def row_log_probs(policy: TokenPolicy) -> RowLogProbs:
+def row_log_probs(policy: TokenPolicy) -> Callable[..., np.ndarray]:
     """Makes `(params, TokenBatch, BlockShape) → float32 [N]`, the log-probability of each episode.
 
     It is of the tokens that are learned from, summed or averaged as the config says; 0 if there are
@@ -528,12 +496,12 @@ def row_log_probs(policy: TokenPolicy) -> RowLogProbs:
         return policy.read(Critic(params), base, blocks)
 
     placed = policy.shardings.params, of_blocks
-    program = policy.program(log_probs, placed, policy.on_mesh(REPLICATED))
+    program = policy.program(log_probs, placed, policy.on_mesh(update.REPLICATED))
 
     def of_rows(params: Params, batch: TokenBatch, shape: BlockShape, *base: Params) -> np.ndarray:
         batch = batch._replace(log_prob_mask=batch.loss_mask)
         (blocks,) = token_blocks([batch], shape, policy.row_devices)
-        nats = np.asarray(program(params, put_whole(blocks, of_blocks), *base))
+        nats = np.asarray(program(params, meshes.put_whole(blocks, of_blocks), *base))
         nats = nats[blocks.valid]
         episode, number = blocks.episode[blocks.valid], len(batch.scored)
         total: np.ndarray = np.bincount(episode, nats, number)

@@ -110,13 +110,13 @@ class PQNGradient:
             q = (embedded[0] * rotate(embedded[1], steps[0], last)).sum(axis=-1)
             entropy = scored.played.entropy
             played = played._replace(valid=valid, q=q.reshape(valid.shape), entropy=entropy)
-        total, tokens = loss_of(*embedded, steps), played.tokens + used
-        sums = sums_of(batch, played, rewards, target, loss=total, tokens=tokens)
+        total, means = loss_of(*embedded, steps), means_of(batch, played, rewards, target)
+        means["loss"] = total, valid.sum().astype(jnp.float32)
         if scored is not None:
             present = scored.batch.chunk_mask.any(axis=1)
             lost = (present & ~scored.scored.any(axis=1)).sum().astype(jnp.float32)
-            sums.means["unscored_share"] = lost, present.sum().astype(jnp.float32)
-        return gradient, sums
+            means["unscored_share"] = lost, present.sum().astype(jnp.float32)
+        return gradient, update.Sums(total, means, {}, played.tokens + used)
 
     def _encoded_again(
         self, params: Params | Adapted, keys: Any, played: Trajectory, steps: tuple, loss_of: Any
@@ -151,16 +151,10 @@ class PQNGradient:
         return gradient, (states, chunks), used + more + again
 
 
-def sums_of(
-    batch: EpisodeBatch,
-    trajectory: Trajectory,
-    rewards: jax.Array,
-    target: jax.Array,
-    *,
-    loss: jax.Array,
-    tokens: jax.Array,
-) -> update.Sums:
-    """The sums over valid steps; `loss` is summed already."""
+def means_of(
+    batch: EpisodeBatch, trajectory: Trajectory, rewards: jax.Array, target: jax.Array
+) -> dict[str, tuple[jax.Array, jax.Array]]:
+    """Sums over valid steps or over episodes with any, and their number; as `Sums.means`."""
     present = batch.chunk_mask.any(axis=1) & trajectory.valid.any(axis=1)
     unsolved = batch.support.at[
         jnp.arange(present.shape[0])[:, None],
@@ -173,8 +167,7 @@ def sums_of(
     transitions = trajectory.valid.sum().astype(jnp.float32)
     episodes = present.sum().astype(jnp.float32)
     solved = (present & ~unsolved.any(axis=1)).sum().astype(jnp.float32)
-    means = {
-        "loss": (loss, transitions),
+    return {
         "mean_q": (over_transitions(trajectory.q), transitions),
         "mean_target": (over_transitions(target), transitions),
         "td_error": (over_transitions(jnp.abs(trajectory.q - target)), transitions),
@@ -182,7 +175,6 @@ def sums_of(
         "return": (over_transitions(rewards), episodes),
         "fact_em": (solved, episodes),
     }
-    return update.Sums(loss, means, {}, tokens)
 
 
 def over_towers(
@@ -262,8 +254,7 @@ class ImitationGradient:
 
     actor: Actor
     config: ImitateConfig  # of the stage
-    pqn: PQNConfig  # γ of the returns, and the usual temperature
-    feedback: Feedback  # gives the rewards on the facts' own path
+    alpha: float  # the policy's temperature, by which Q is divided unless the config has another
 
     def __call__(
         self, towers: Towers, batch: EpisodeBatch, draws: Draws
@@ -364,12 +355,11 @@ class ImitationGradient:
 
         def scores(state: tuple[jax.Array, jax.Array]) -> jax.Array:
             embedding, taken = state
-            return soft_q.twin_q(embedding, rotate(of_chunks, where(taken), last))
+            return soft_q.twin_q(embedding, rotate(of_chunks, where(taken), last)).sum(-1)
 
         # One state of each question at a time: chunks are rotated again for each.
         by_state = jnp.moveaxis(of_states, 1, 0), jnp.moveaxis(states.taken, 1, 0)
-        twin = jnp.moveaxis(jax.lax.map(scores, by_state), 0, 1)  # [B, S, C, 2]
-        q = twin.sum(-1)
+        q = jnp.moveaxis(jax.lax.map(scores, by_state), 0, 1)  # [B, S, C]
         logits, needed, available = q, states.needed, states.available
         if config.shared_by > 1:
             others, known = self._of_others(of_states, of_chunks, batch, rows)
@@ -379,10 +369,8 @@ class ImitationGradient:
                 [available, jnp.broadcast_to(known[:, None], shape)], axis=-1
             )
             needed = jnp.concatenate([needed, jnp.zeros(shape, bool)], axis=-1)
-        logits = logits / (config.temperature or self.pqn.alpha)
+        logits = logits / (config.temperature or self.alpha)
         total = losses.imitation_loss(logits, needed, available, states.valid)
-        if config.returns:
-            total += config.returns * self._of_returns(twin, batch, states)
         best = jnp.where(states.available, q, soft_q.MASKED)
         hit = jnp.take_along_axis(states.needed, best.argmax(-1)[..., None], -1)[..., 0]
         mean = jnp.where(states.valid, best.max(-1), 0.0).sum()
@@ -412,22 +400,6 @@ class ImitationGradient:
         )
         is_own_passage = (texts[:, :, None] == text[:, None]).any(axis=-1)
         return soft_q.twin_q(of_states, shared[:, None]).sum(-1), there & ~is_own_passage
-
-    def _of_returns(self, twin: jax.Array, batch: EpisodeBatch, states: States) -> jax.Array:
-        """PQN's loss on the facts' own path, whose returns are known; twin `[B, S, C, 2]`."""
-        steps = self.actor.config.max_steps
-        valid, taken = states.valid[:, :steps], states.taken[:, :steps]
-        # The action at t is what the state at t + 1 has in place t; the last fact, or STOP.
-        following = jnp.pad(taken[:, 1:], ((0, 0), (0, 1), (0, 0)), constant_values=NOT_TAKEN)
-        action = jnp.diagonal(following, axis1=1, axis2=2)
-        alone = states.needed[:, :steps].argmax(axis=-1)
-        action = jnp.where(action == NOT_TAKEN, alone, action)
-        path = Played(action, valid, jnp.zeros(valid.shape))
-        rewards = jnp.where(valid, self.feedback(batch, path), 0.0)
-        discounts = self.pqn.gamma, 1.0
-        _, goal = gae(rewards, jnp.zeros_like(rewards), valid, ends_of(valid), discounts)
-        chosen = jnp.take_along_axis(twin[:, :steps], action[..., None, None], 2)[:, :, 0]
-        return losses.twin_loss(chosen, goal, valid)
 
 
 def _noise(draws: Draws, time: int, like: jax.Array) -> jax.Array:
@@ -475,8 +447,9 @@ class TwoTowers(update.Learner):
         of its own; target adapters get none and drop nothing.
         """
         dropout: tuple[Any, Any] = None, None
-        adapted = self.base_shardings is not None
-        if self.actor.encoder.drops(adapted):
+        adapted, encoder = self.base_shardings is not None, self.actor.encoder
+        of_trunk = encoder.dropout or encoder.attention_dropout
+        if encoder.lora_dropout if adapted else of_trunk:
             online, target = jax.random.split(dropout_key(state), (2, 2))
             dropout = online, None if adapted else target
         return Draws(

@@ -24,7 +24,7 @@ from qrag_jax.algorithms import policy_gradient
 from qrag_jax.algorithms.advantages import explained_variance, gae, whitened
 from qrag_jax.learners.config import CISPO, REWARD, SEQUENCE, PPOConfig, SFTConfig
 from qrag_jax.learners.optimizers import keep_unless, optimizer_step
-from qrag_jax.learners.state import Critic, Parts, TrainState, both, of_one_tower, place, shapes_on
+from qrag_jax.learners.state import Critic, Parts, TrainState, both_towers, place, shapes_on
 from qrag_jax.models.embedding import Params
 from qrag_jax.models.pretrained import Loaded
 from qrag_jax.runtime.mesh import shardings_of
@@ -97,15 +97,11 @@ class Learner:
 
         The towers are as `both_towers` takes them.
         """
-
-        def build(*towers: Params) -> TrainState:
-            params = both(*towers) if self.parts.has_targets else towers[0]
-            return self.parts.build(params, jax.random.key(seed))
-
         of_params = self.shardings.params
-        one = of_one_tower(of_params) if self.parts.has_targets else of_params
-        towers = [place(tree, one) for tree in (tower, second) if tree is not None]
-        return jax.jit(build, out_shardings=self.shardings)(*towers)
+        targets = self.parts.has_targets
+        params = both_towers(of_params, tower, second) if targets else place(tower, of_params)
+        build = jax.jit(self.parts.build, out_shardings=self.shardings)
+        return build(params, jax.random.key(seed))
 
     def placed_base(self, stored: Params, *, placed: bool = True) -> tuple[Params, ...]:
         """The frozen base of adapters on the mesh, or its shapes; () if all weights are trained."""

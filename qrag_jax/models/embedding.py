@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from qrag_jax.models.compute.lora import Adapted, attach, of_tower
-from qrag_jax.models.compute.packing import Layout, padded_layout
+from qrag_jax.models.compute.packing import Layout
 from qrag_jax.models.compute.precision import EXACT, rounded_einsum
 from qrag_jax.models.trunks.transformer import HEAD, WORDS, Params, Transformer
 
@@ -27,18 +27,16 @@ class TextEncoder:
     module: Transformer  # Flax trunk, (word vectors `[T, D]`, layout) → hidden states `[T, D]`
     width: int  # D, even: each half of an embedding is one critic
     max_positions: int  # longest row the trunk can take, in tokens
-    # token that a row begins with ([CLS], <s>); None: a row begins with its text
-    opening_id: int | None
     sep_id: int  # id that ends each part of a row
     pad_id: int  # id of padding
     scale: float = 0.1  # factor on the pooled vector, applied after normalisation
     # mean of a row's hidden states, the last one or the first (a name of `POOLINGS`)
     pooling: str = MEAN
     normalise: bool = False  # whether the pooled vector is scaled to length 1 (L2)
-    # ids after the opening token in the state tower's rows, such as "query: "
-    state_prefix: tuple[int, ...] = ()
-    # ids after the opening token in the chunk tower's rows, such as "passage: "
-    chunk_prefix: tuple[int, ...] = ()
+    # Ids that every row of a tower begins with: [CLS] or <s> if there is one, then a prefix such as
+    # "query: " or "passage: "
+    state_opening: tuple[int, ...] = ()
+    chunk_opening: tuple[int, ...] = ()
     # factor on the product of an adapter's two matrices, if there are adapters
     lora_scale: float = 1.0
     # Shares that a pass with a dropout key drops: of an adapter's inputs, and of the trunk's hidden
@@ -46,27 +44,6 @@ class TextEncoder:
     lora_dropout: float = 0.0
     dropout: float = 0.0
     attention_dropout: float = 0.0
-
-    def drops(self, adapted: bool) -> bool:
-        """Whether a training step needs dropout masks.
-
-        Args:
-            adapted: adapters are trained; masks are then for adapters, else for the trunk.
-        """
-        return self.lora_dropout > 0 if adapted else max(self.dropout, self.attention_dropout) > 0
-
-    @property
-    def state_opening(self) -> tuple[int, ...]:
-        """The ids that every state begins with."""
-        return self._opening() + self.state_prefix
-
-    @property
-    def chunk_opening(self) -> tuple[int, ...]:
-        """The ids that every chunk row begins with."""
-        return self._opening() + self.chunk_prefix
-
-    def _opening(self) -> tuple[int, ...]:
-        return () if self.opening_id is None else (self.opening_id,)
 
     def tower(self, params: Params | Adapted, number: int) -> Params:
         """Selects one of several towers stacked on axis 0; its layers stay stacked.
@@ -78,15 +55,6 @@ class TextEncoder:
     def alone(self, params: Params | Adapted) -> Params:
         """The parameters of one tower; adapters are put next to the kernels of their base."""
         return attach(params, self.lora_scale)
-
-    def embed(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """tokens `[B, L]` padded on the right, lengths `[B]` → float32 embeddings `[B, D]`.
-
-        `params` are stacked. A row of length 0 yields zeros.
-        """
-        prepared = self.module.prepare(params)
-        layout = padded_layout(lengths, tokens.shape[1])
-        return self.embed_words(prepared, prepared[WORDS][tokens.reshape(-1)], layout)
 
     def on(self, mesh: Mesh) -> TextEncoder:
         """The encoder as programs compute it on a mesh."""
@@ -121,9 +89,7 @@ def pool(pooling: str, hidden: jax.Array, layout: Layout, scale: float = 1.0) ->
         hidden = hidden.astype(jnp.float32)
         total = jnp.einsum("rt,td->rd", member.astype(jnp.float32), hidden, precision=EXACT)
         return scale * total / jnp.maximum(layout.lengths, 1)[:, None].astype(jnp.float32)
-    number = (
-        jnp.maximum(layout.lengths - 1, 0) if pooling == LAST else jnp.zeros_like(layout.lengths)
-    )
+    number = jnp.maximum(layout.lengths - 1, 0) if pooling == LAST else 0 * layout.lengths
     place = jnp.take_along_axis(layout.place, number[:, None], axis=1)[:, 0]
     # An absent row may point to the place of a present row, which must get no gradient from it.
     one = jnp.where(layout.lengths[:, None] > 0, hidden[place], 0)
@@ -148,14 +114,6 @@ class LanguageModel:
     def head(self, params: Params) -> jax.Array:
         """The head `[V, H]`, stored or prepared parameters alike."""
         return params[HEAD] if self.trunk.own_head else params[WORDS]
-
-    def logits(self, params: Params, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-        """tokens `[B, L]` padded on the right, lengths `[B]` → float32 `[B, L, V]`.
-
-        `params` are stacked. At positions ≥ length the values are finite but meaningless.
-        """
-        hidden = self.trunk.hidden_states(params, tokens, lengths)
-        return self.logits_of(hidden, self.head(params))
 
     def logits_of(self, hidden: jax.Array, head: jax.Array) -> jax.Array:
         """Hidden states `[..., H]` → float32 `[..., V]`."""

@@ -16,24 +16,17 @@ from typing import Annotated, Any, Self
 
 import jax
 import numpy as np
-import tokenizers
-from tokenizers import normalizers, pre_tokenizers, processors
+from tokenizers.implementations import BertWordPieceTokenizer
 
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import Count, InputError, Natural, Positive, least, one_of
+from qrag_jax.models import pretrained
 from qrag_jax.models.compute.precision import AUTO, FLOAT32, NAMES
 from qrag_jax.models.embedding import LAST, MEAN, POOLINGS, TextEncoder
 from qrag_jax.models.files import sentence_transformers
 from qrag_jax.models.files.model_folder import read_config, resolve_folder, trunk_folder
 from qrag_jax.models.files.weight_names import save_folder
-from qrag_jax.models.pretrained import (
-    Dropped,
-    LoadedEncoder,
-    LoraConfig,
-    check_vocabulary,
-    load_fields,
-    new_adapters,
-)
+from qrag_jax.models.pretrained import Dropped, LoadedEncoder, LoraConfig
 from qrag_jax.models.trunks.families import BERT_TABLE, FAMILIES, BertConfig
 from qrag_jax.models.trunks.transformer import REMAT_POLICIES, Transformer
 from qrag_jax.runtime import hosts, retriever_config
@@ -95,14 +88,13 @@ class EncoderConfig:
     def __post_init__(self) -> None:
         if self.lora.dropout and not self.lora.rank:
             raise InputError(
-                f"config.encoder.lora.dropout is {self.lora.dropout}, but there are no adapters "
-                "for it to act on; set config.encoder.lora.rank, too."
+                f"config.encoder.lora.dropout is {self.lora.dropout} without adapters; set "
+                "config.encoder.lora.rank, too."
             )
         if (self.dropout or self.of_attention) and self.lora.rank:
             raise InputError(
-                f"config.encoder.dropout is {self.dropout} and attention_dropout "
-                f"{self.of_attention}, but adapters are trained, whose "
-                "frozen encoder drops nothing; set config.encoder.lora.dropout instead."
+                f"config.encoder.dropout is {self.dropout}, attention_dropout {self.of_attention}; "
+                "with adapters the encoder drops nothing: set config.encoder.lora.dropout instead."
             )
 
     @property
@@ -138,14 +130,13 @@ def load_encoder(
     check(config, "config.encoder.")
     pooling, normalise, scale = config.pooling, config.normalise, config.scale
     root, folder = folder, trunk_folder(folder)
-    fields = load_fields(folder, FAMILIES, config, platform)
+    fields = pretrained.load_fields(folder, FAMILIES, config, platform)
     trunk, where = fields["trunk"], str(folder / "config.json")
     sizes, is_causal = trunk.config, trunk.config.CAUSAL
     if (config.dropout or config.of_attention) and is_causal:
         raise InputError(
-            f"config.encoder.dropout is {config.dropout} and attention_dropout "
-            f"{config.of_attention}, but models of the type {fields['table'].model_type!r} have no "
-            "dropout; set both to 0."
+            f"config.encoder.dropout is {config.dropout}, attention_dropout {config.of_attention}, "
+            f"and models of the type {fields['table'].model_type!r} have no dropout; set both to 0."
         )
     if sizes.hidden_size % 2:
         raise InputError(
@@ -154,7 +145,7 @@ def load_encoder(
         )
     lowers, _ = sentence_transformers.read_inputs(root)
     tokenizer = TextTokenizer.load(folder, opens_rows=not is_causal, lowers=lowers)
-    check_vocabulary(folder, tokenizer.vocab_size, sizes.vocab_size)
+    pretrained.check_vocabulary(folder, tokenizer.vocab_size, sizes.vocab_size)
     own_pooling = None
     if not pooling or normalise is None:
         own_pooling, is_normalised = sentence_transformers.read_published(root) or (None, is_causal)
@@ -164,19 +155,19 @@ def load_encoder(
         if scale is not None:
             check_value(Positive, scale, f"{where}: {sentence_transformers.VECTOR_SCALE}")
         scale = float(scale or (1.0 if normalise else UNNORMALISED_SCALE))
+    opening = () if tokenizer.cls_id is None else (tokenizer.cls_id,)
     state_ids, chunk_ids = tokenizer.encode([config.state_prefix, config.chunk_prefix])
     encoder = TextEncoder(
         module=trunk,
         width=sizes.hidden_size,
         max_positions=sizes.longest_row,
-        opening_id=tokenizer.cls_id,
         sep_id=tokenizer.sep_id,
         pad_id=tokenizer.pad_id,
         scale=scale,
         pooling=pooling or own_pooling or (LAST if is_causal else MEAN),
         normalise=normalise,
-        state_prefix=tuple(state_ids),
-        chunk_prefix=tuple(chunk_ids),
+        state_opening=(*opening, *state_ids),
+        chunk_opening=(*opening, *chunk_ids),
         dropout=config.dropout,
         attention_dropout=config.of_attention,
     )
@@ -190,7 +181,7 @@ def save_encoder(loaded: LoadedEncoder, tokenizer_files_from: Path, out: Path) -
 
 def with_new_adapters(loaded: LoadedEncoder, config: LoraConfig, seed: int) -> LoadedEncoder:
     """The encoder, frozen, with new adapters that change no output yet."""
-    adapters = new_adapters(loaded.table, loaded.trunk, config, seed)
+    adapters = pretrained.new_adapters(loaded.table, loaded.trunk, config, seed)
     how: Any = {"lora_scale": config.scale, "lora_dropout": config.dropout}
     encoder = dataclasses.replace(loaded.encoder, **how)
     return dataclasses.replace(loaded, encoder=encoder, adapters=adapters)
@@ -232,9 +223,7 @@ def prepare_encoder(
             _build(config, folder, texts, seed, platform)
 
     hosts.first_does(build)
-    loaded = load_encoder(
-        folder, config, platform=platform
-    )  # weights are read lazily, from this path
+    loaded = load_encoder(folder, config, platform=platform)  # weights are read lazily, from there
     if (folder / SECOND).exists():
         second = load_encoder(folder / SECOND, config, platform=platform).stored
         loaded = dataclasses.replace(loaded, second=second)
@@ -341,25 +330,21 @@ def make_scratch_folder(
 def _train_tokenizer(folder: Path, texts: Iterable[str], vocab: int) -> int:
     """Writes the tokenizer's files; the same texts always give the same ids."""
     texts = list(texts)
-    learner = _untrained_tokenizer({})
+    learner = BertWordPieceTokenizer()
     alphabet = _alphabet(texts, learner)
     inside = [f"##{c}" for c in alphabet if len(_words(f"a{c}", learner)) == 1]
     # The trainer numbers "##" letters in random order and breaks ties by number, so two runs would
     # differ. Letters that are given as special tokens keep the given order.
-    trainer = tokenizers.trainers.WordPieceTrainer(
+    learner.train_from_iterator(
+        iter(texts),
         vocab_size=vocab,
-        special_tokens=[*SPECIAL_TOKENS.values(), *inside],
-        initial_alphabet=alphabet,
+        min_frequency=0,
         limit_alphabet=len(alphabet),
+        initial_alphabet=alphabet,
+        special_tokens=[*SPECIAL_TOKENS.values(), *inside],
         show_progress=False,
     )
-    learner.train_from_iterator(texts, trainer)
-    ids = learner.get_vocab()
-    tokenizer = _untrained_tokenizer(ids)
-    tokenizer.add_special_tokens(list(SPECIAL_TOKENS.values()))
-    tokenizer.post_processor = processors.BertProcessing(
-        ("[SEP]", ids["[SEP]"]), ("[CLS]", ids["[CLS]"])
-    )
+    tokenizer = BertWordPieceTokenizer(learner.get_vocab())
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {f"{name}_token": token for name, token in SPECIAL_TOKENS.items()}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
@@ -367,20 +352,12 @@ def _train_tokenizer(folder: Path, texts: Iterable[str], vocab: int) -> int:
     return tokenizer.get_vocab_size()
 
 
-def _untrained_tokenizer(vocab: dict[str, int]) -> tokenizers.Tokenizer:
-    model = tokenizers.models.WordPiece(vocab, unk_token="[UNK]")  # noqa: S106
-    tokenizer = tokenizers.Tokenizer(model)
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    return tokenizer
-
-
-def _words(text: str, tokenizer: tokenizers.Tokenizer) -> list[str]:
-    normalised = tokenizer.normalizer.normalize_str(text)
+def _words(text: str, tokenizer: BertWordPieceTokenizer) -> list[str]:
+    normalised = tokenizer.normalize(text)
     return [word for word, _ in tokenizer.pre_tokenizer.pre_tokenize_str(normalised)]
 
 
-def _alphabet(texts: Iterable[str], tokenizer: tokenizers.Tokenizer) -> list[str]:
+def _alphabet(texts: Iterable[str], tokenizer: BertWordPieceTokenizer) -> list[str]:
     """The most frequent characters of the normalised texts, sorted."""
     raw = collections.Counter(itertools.chain.from_iterable(texts))
     counts: collections.Counter[str] = collections.Counter()

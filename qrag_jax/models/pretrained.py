@@ -83,9 +83,8 @@ def target_modules(table: NameTable, targets: str | tuple[str, ...]) -> dict[Lea
     unknown = [name for name in names if not any(has(m, name) for m in linear.values())]
     if unknown or not names:
         raise InputError(
-            f"config field lora.targets names {', '.join(map(repr, unknown)) or 'nothing'}; "
-            f"use {ALL_LINEAR!r} or names among {', '.join(known)}, the linear maps of this "
-            "model's layers."
+            f"config field lora.targets names {', '.join(map(repr, unknown)) or 'nothing'}; use "
+            f"{ALL_LINEAR!r} or names of this model's linear maps, {', '.join(known)}."
         )
     return {path: m for path, m in linear.items() if any(has(m, name) for name in names)}
 
@@ -229,8 +228,7 @@ def _has_own_head(config: Mapping[str, Any], tensors: Mapping[str, Any], folder:
     there = HEAD_NAME in tensors
     if tied is False and not there:
         raise InputError(
-            f"{folder}: the weights have no language-model head ({HEAD_NAME}), and config.json "
-            "has tie_word_embeddings false; use the folder of the language model, not of its "
-            "encoder."
+            f"{folder}: the weights have no head ({HEAD_NAME}), and config.json has "
+            "tie_word_embeddings false; use the language model's folder, not its encoder's."
         )
     return there and not tied

@@ -57,14 +57,14 @@ def draw(key: jax.Array, logits: jax.Array, k: int) -> jax.Array:
     Args:
         logits: `[K]`, `MASKED` where there is no passage.
     """
-    return _best(
-        jnp.where(logits > MASKED, logits + jax.random.gumbel(key, logits.shape), MASKED), k
-    )
+    noisy = logits + jax.random.gumbel(key, logits.shape)
+    return greedy(jnp.where(logits > MASKED, noisy, MASKED), k)
 
 
 def greedy(logits: jax.Array, k: int) -> jax.Array:
     """The k best places, best first, `[..., K]` → int32 `[..., k]`; of equal ones the first."""
-    return _best(logits, k)
+    best, places = jax.lax.top_k(logits, k)
+    return jnp.where(best > MASKED, places.astype(jnp.int32), NOTHING)
 
 
 def log_prob(logits: jax.Array, actions: jax.Array) -> jax.Array:
@@ -91,11 +91,3 @@ def entropy(logits: jax.Array) -> jax.Array:
     log_probabilities = jax.nn.log_softmax(logits)
     probabilities = jnp.exp(log_probabilities) * jnp.where(logits > MASKED, log_probabilities, 0.0)
     return -jnp.where(logits > MASKED, probabilities, 0.0).sum(axis=-1)
-
-
-def _best(values: jax.Array, k: int) -> jax.Array:
-    most = min(k, values.shape[-1])
-    best, places = jax.lax.top_k(values, most)
-    places = jnp.where(best > MASKED, places.astype(jnp.int32), NOTHING)
-    pad = [(0, 0)] * (places.ndim - 1) + [(0, k - most)]
-    return jnp.pad(places, pad, constant_values=NOTHING)

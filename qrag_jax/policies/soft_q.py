@@ -13,7 +13,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -96,25 +95,6 @@ def soft_value(twin: jax.Array, available: jax.Array, alpha: jax.Array, top_k: i
 BLOCK = 1024  # chunks scored at a time
 
 
-# The k best actions of each state: values `[B, W, k]`, chunk indices `[B, W, k]`. If fewer than k
-# chunks are left, the remaining values are `MASKED`.
-Best = tuple[jax.Array, jax.Array]
-
-
-class Searches(NamedTuple):
-    """W states in each of B documents; the next action of each state is wanted."""
-
-    counts: jax.Array  # `[B]` chunks of each document
-    states: jax.Array  # `[B, W, 2D]` embeddings
-    taken: jax.Array  # `[B, W, T]` chunks taken so far, -1 where none
-    # `[B]` as `positions.evaluation_keys` gives them; "random_published" draws from them
-    keys: jax.Array
-
-
-# (table, rows, searches) → the best chunks
-BestChunks = Callable[..., Best]
-
-
 def padded_chunks(chunks: int, devices: int) -> int:
     """Number of columns for documents of this many chunks: whole blocks on every device."""
     block = BLOCK
@@ -123,12 +103,19 @@ def padded_chunks(chunks: int, devices: int) -> int:
     return -(-chunks // (block * devices)) * block * devices
 
 
-def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunks:
-    """Makes the jitted `(table, rows, searches) → Best`.
+def make_best_chunks(
+    mesh: Mesh, kind: str, max_steps: int, k: int
+) -> Callable[..., tuple[jax.Array, jax.Array]]:
+    """Makes the jitted `(table, rows, searches) → values [B, W, k], chunk indices [B, W, k]`.
+
+    They are the k best actions of each state. If fewer than k chunks are left, the remaining values
+    are `MASKED`.
 
     - table `[N, 2D]`: embeddings.
     - rows `[B, C]`: rows of the table, split over the mesh's batch axes; C is from `padded_chunks`.
-    - searches: `Searches` of the B documents.
+    - searches, of W states in each document: the documents' numbers of chunks `[B]`, embeddings of
+      states `[B, W, 2D]`, chunks taken so far `[B, W, T]`, -1 where none, and keys `[B]` as
+      `positions.evaluation_keys` gives them, from which "random_published" draws.
 
     Ties go to the lowest index, as with argmax.
 
@@ -138,30 +125,28 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
     """
     devices = mesh.size
 
-    def best_chunks(table: jax.Array, rows: jax.Array, searches: Searches) -> Best:
-        columns = rows.shape[1] // devices
+    def best_chunks(table: jax.Array, rows: jax.Array, searches: tuple) -> tuple:
         last = positions.last_position(kind, rows.shape[1], max_steps)
         published = kind == positions.RANDOM_PUBLISHED
-        indents = positions.draw_indents(searches.keys, searches.counts) if published else None
-        score = partial(_scores, (kind, last, indents), searches)
-        block = min(BLOCK, columns)
+        indents = positions.draw_indents(searches[3], searches[0]) if published else None
+        score = partial(_scores, (kind, last, indents), searches[:3])
+        block = min(BLOCK, rows.shape[1] // devices)
 
-        def on_device(first: jax.Array, rows: jax.Array) -> Best:
-            blocks = rows.reshape(len(rows), -1, block).swapaxes(0, 1)
+        def best_of_block(block: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            index, block_rows = block
+            q = score(table[block_rows], index)
+            # A reduction is cheaper than a sort.
+            place = q.argmax(-1, keepdims=True) if k == 1 else jax.lax.top_k(q, k)[1]
+            return jnp.take_along_axis(q, place, -1), index[place]
 
-            def keep_best(best: Best, number_and_rows) -> tuple[Best, None]:
-                number, block_rows = number_and_rows
-                index = first + number * block + jnp.arange(block)
-                return _top(best, score(table[block_rows], index), index, k), None
-
-            shape = (*searches.states.shape[:2], k)
-            none = jnp.full(shape, MASKED), jnp.zeros(shape, jnp.int32)
-            return jax.lax.scan(keep_best, none, (jnp.arange(len(blocks)), blocks))[0]
-
-        parts = rows.reshape(len(rows), devices, columns).swapaxes(0, 1)
-        top = on_each(BATCH_AXES, on_device, columns * jnp.arange(devices), parts)
-        # Devices hold the document in order, so ties still go to the lowest index.
-        values, actions = (jnp.moveaxis(leaf, 0, 2).reshape(*leaf.shape[1:3], -1) for leaf in top)
+        index = jnp.arange(rows.shape[1], dtype=jnp.int32).reshape(devices, -1, block)
+        parts = jnp.moveaxis(rows.reshape(len(rows), *index.shape), 0, 2)
+        on_device = partial(jax.lax.map, best_of_block)
+        top = on_each(BATCH_AXES, on_device, (index, parts))  # [devices, blocks, B, W, k]
+        # Blocks hold the document in order, so ties still go to the lowest index.
+        values, actions = (
+            jnp.moveaxis(leaf, (0, 1), (2, 3)).reshape(*leaf.shape[2:4], -1) for leaf in top
+        )
         values, place = jax.lax.top_k(values, k)
         return values, jnp.take_along_axis(actions, place, axis=2)
 
@@ -174,7 +159,7 @@ def make_best_chunks(mesh: Mesh, kind: str, max_steps: int, k: int) -> BestChunk
 
 def _scores(
     placement: tuple[str, int, positions.Indents | None],
-    searches: Searches,
+    searches: tuple[jax.Array, jax.Array, jax.Array],
     chunks: jax.Array,
     index: jax.Array,
 ) -> jax.Array:
@@ -184,11 +169,10 @@ def _scores(
         placement: the kind, its highest position, the draw of "random_published".
     """
     kind, last, indents = placement
-    counts, states, taken, _ = searches
+    counts, states, taken = searches
     if kind == "relative":
-        where = positions.relative(
-            index[None, None], taken, counts[:, None]
-        )  # each state has its own
+        # Each state has its own.
+        where = positions.relative(index[None, None], taken, counts[:, None])
         turned = _turned_back(states, last)
         states = jax.vmap(jax.vmap(lambda one, p: one[p]))(turned, jnp.clip(where, 0, last))
         q = jnp.einsum("bnd,bwnd->bwn", chunks, states, precision=EXACT)
@@ -212,16 +196,3 @@ def _turned_back(states: jax.Array, last: int) -> jax.Array:
     shape = (*states.shape[:2], last + 1, states.shape[-1])
     spread = jnp.broadcast_to(states[:, :, None], shape)
     return rotate(spread, jnp.broadcast_to(every, shape[:3]), last, back=True)
-
-
-def _top(best: Best, q: jax.Array, index: jax.Array, k: int) -> Best:
-    values, actions = best
-    if k == 1:  # a reduction is cheaper than a sort
-        place = q.argmax(-1, keepdims=True)
-        value = jnp.take_along_axis(q, place, -1)
-        better = value > values
-        return jnp.where(better, value, values), jnp.where(better, index[place], actions)
-    new, place = jax.lax.top_k(q, k)
-    actions = jnp.concatenate([actions, index[place]], -1)
-    values, place = jax.lax.top_k(jnp.concatenate([values, new], -1), k)
-    return values, jnp.take_along_axis(actions, place, -1)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pathlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -17,7 +16,7 @@ from jax.sharding import Mesh
 from qrag_jax.data.sample import Sample
 from qrag_jax.environments import positions
 from qrag_jax.environments.chunks import NOT_TAKEN
-from qrag_jax.policies.soft_q import MASKED, Searches, make_best_chunks, padded_chunks
+from qrag_jax.policies.soft_q import MASKED, make_best_chunks, padded_chunks
 from qrag_jax.retrieval.multi_step import Path, best_paths
 from qrag_jax.retrieval.towers import Towers
 from qrag_jax.rollouts.chunks import RolloutConfig
@@ -105,8 +104,7 @@ class BeamSearch:
         for i, beam in enumerate(beams):
             for j, path in enumerate(beam):
                 taken[i, j, : len(path.taken)] = path.taken
-        of_host: Any = (counts, states, taken, keys)  # NumPy's too: every process has all of them
-        best = self._best(self.table.array, rows, Searches(*of_host))
+        best = self._best(self.table.array, rows, (counts, states, taken, keys))
         values, index = map(np.asarray, best)
         if self._stop is None:
             return values, index

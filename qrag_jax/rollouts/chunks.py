@@ -134,8 +134,11 @@ def rollout(
         log_policy = jnp.where(uniform, soft_q.log_uniform(state.available), log_policy)
         if actions is not None:
             action = actions[:, t]
+        elif keys is None:
+            action = q.argmax(-1)
         else:
-            action = q.argmax(-1) if keys is None else _draw(keys, t, log_policy)
+            step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
+            action = jax.vmap(jax.random.categorical)(step_keys, log_policy)
         new_state = env.step(state, batch, action, t, config)
         value = soft_q.soft_value(twin[-1], state.available, alpha, config.top_k_actions)
         step = {
@@ -206,25 +209,13 @@ def positions_of(
     return where
 
 
-def _draw(keys: jax.Array, t: jax.Array, log_policy: jax.Array) -> jax.Array:
-    """Draws one action per episode: keys `[B]`, log_policy `[B, C]` → `[B]`."""
-    step_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, t)
-    return jax.vmap(jax.random.categorical)(step_keys, log_policy)
-
-
-class Widths(NamedTuple):
-    chunk: int  # tokens that rows are padded to before they are packed
-    state: int
-
-
-def widths_of(config: RolloutConfig, encoder: TextEncoder, shape: EpisodeShape) -> Widths:
+def widths_of(config: RolloutConfig, encoder: TextEncoder, shape: EpisodeShape) -> tuple[int, int]:
+    """The tokens that rows of chunks and of states are padded to before they are packed."""
     in_state = min(config.max_chunk_tokens_in_state, shape.chunk_tokens)
     opening, steps = len(encoder.state_opening), config.max_steps
     chunk = chunk_width(len(encoder.chunk_opening), shape.chunk_tokens)
-    return Widths(
-        min(config.max_chunk_tokens, chunk),
-        state_width(opening, shape.question_tokens, in_state, steps - 1),
-    )
+    state = state_width(opening, shape.question_tokens, in_state, steps - 1)
+    return min(config.max_chunk_tokens, chunk), state
 
 
 def check_fit(
@@ -237,10 +228,10 @@ def check_fit(
     check_steps(config.max_steps, stores)
     positions.check_chunks(config.positions, shape.chunks)
     in_state = min(config.max_chunk_tokens_in_state, shape.chunk_tokens)
-    widths, max_positions = widths_of(config, encoder, shape), encoder.max_positions
-    if widths.state > max_positions:
+    (chunk, state), max_positions = widths_of(config, encoder, shape), encoder.max_positions
+    if state > max_positions:
         raise InputError(
-            f"a state can reach {widths.state} tokens ({shape.question_tokens} of the question and "
+            f"a state can reach {state} tokens ({shape.question_tokens} of the question and "
             f"{config.max_steps - 1} chunks of {in_state}), but the encoder has "
             f"{max_positions} positions; lower config.data.max_chunk_tokens_in_state, "
             "config.data.max_question_tokens or config.env.max_steps."
@@ -252,8 +243,8 @@ def check_fit(
             f"{chunk_width(opening, 0)} tokens before any text (special tokens and "
             "config.encoder.chunk_prefix); raise it."
         )
-    if widths.chunk > max_positions:
+    if chunk > max_positions:
         raise InputError(
-            f"a chunk row has up to {widths.chunk} tokens, but the encoder has {max_positions} "
+            f"a chunk row has up to {chunk} tokens, but the encoder has {max_positions} "
             "positions; lower config.data.max_chunk_tokens."
         )

@@ -28,16 +28,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from qrag_jax.errors import InputError
 from qrag_jax.models.compute.lora import Adapted, attach
 from qrag_jax.models.embedding import LanguageModel
-from qrag_jax.models.trunks.qwen3_cache import (
-    APART,
-    Cache,
-    DecodeCache,
-    append,
-    decode_cache,
-    empty_cache,
-    extend,
-    layers_of,
-)
+from qrag_jax.models.trunks import qwen3_cache
+from qrag_jax.models.trunks.qwen3_cache import APART, Cache, DecodeCache, extend
 from qrag_jax.models.trunks.transformer import WORDS, Params, Transformer
 from qrag_jax.rollouts.trajectories import LENGTH, STOP, Sampled, SampleRequest, SamplingConfig
 from qrag_jax.runtime.mesh import AXES
@@ -85,7 +77,7 @@ class DeviceSampler:
 
         @functools.cache
         def empty(rows: int) -> Any:
-            return program(partial(empty_cache, trunk, rows, config.room), (), of_cache)
+            return program(partial(qwen3_cache.empty_cache, trunk, rows, config.room), (), of_cache)
 
         # Parameters as all other programs take them, gathered once for all tokens.
         self.prepare = jax.jit(prepare, out_shardings=shared, compiler_options=options)
@@ -98,10 +90,6 @@ class DeviceSampler:
         # (prepared, what `read` gives, `_Rows`) → `_Drawn`
         draw, seen = partial(_drawn, model, config), (whole, (of_cache, by_row), by_row)
         self.draw = program(draw, seen, by_row, out_shardings=shared)
-
-    def sample(self, params: Params | Adapted, requests: Sequence[SampleRequest]) -> list[Sampled]:
-        """The turns, in the order of the requests, whose contexts have room for a token behind."""
-        return RoundSampler(self, params).sample(requests)
 
 
 class RoundSampler:
@@ -130,7 +118,7 @@ class RoundSampler:
         return result
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Sampled]:
-        """See `DeviceSampler`."""
+        """The turns, in the order of the requests, whose contexts have room for a token behind."""
         # Equal prompts lie side by side, and those that share a prefix.
         order = sorted(range(len(requests)), key=lambda number: requests[number].ids.tobytes())
         results, most = dict[int, Sampled](), self._sampler.config.rows * self._sampler.devices
@@ -164,14 +152,12 @@ class RoundSampler:
         drawn: _Drawn = jax.device_get(turns)
         results = []
         for row in row_of:
-            ids, log_probs = (
-                leaf[row, : drawn.counts[row]] for leaf in (drawn.ids, drawn.log_probs)
-            )
+            end = drawn.counts[row]
+            ids, log_probs = drawn.ids[row, :end], drawn.log_probs[row, :end]
             if not np.isfinite(log_probs).all():
                 raise InputError(
-                    "the language model gives logits that are not numbers: its weights "
-                    "(config.model.path) hold NaN, or its activations overflow; use weights that "
-                    "are finite, or set config.model.dtype to float32."
+                    "the language model's logits are not finite; use weights (config.model.path) "
+                    "without NaN, or set config.model.dtype to float32."
                 )
             results.append(Sampled(ids, log_probs, STOP if drawn.stopped[row] else LENGTH))
         return results
@@ -351,9 +337,10 @@ def _stages(
 ) -> tuple[Cache | DecodeCache, Sequence[tuple[int, _Append]]]:
     """The cache of the rows, and how tokens are appended while they stand before some place."""
     if trunk.scanned:
-        of_rows, layers = decode_cache(cache, source), layers_of(trunk, prepared)
+        of_rows = qwen3_cache.decode_cache(cache, source)
+        layers = qwen3_cache.layers_of(trunk, prepared)
         return of_rows, [
-            (end, partial(append, (trunk, prepared, layers, blocks)))
+            (end, partial(qwen3_cache.append, (trunk, prepared, layers, blocks)))
             for blocks, end in enumerate(of_rows.ends, 1)
         ]
 

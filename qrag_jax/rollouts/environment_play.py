@@ -26,8 +26,7 @@ from qrag_jax.feedback.rewards import Checks
 from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text.scaffolds import ChatRenderer
 from qrag_jax.rollouts import trajectories
-from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
-from qrag_jax.rollouts.token_episodes import Episode, Start
+from qrag_jax.rollouts.token_episodes import Counts, Episode, Playing, Schedule, Start, key_within
 from qrag_jax.runtime.interrupt import LOOK_EVERY
 from qrag_jax.runtime.line_process import LineProcess, ProcessLost
 from qrag_jax.runtime.run import log

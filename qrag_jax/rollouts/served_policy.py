@@ -48,7 +48,7 @@ from qrag_jax.runtime.run import log
 if TYPE_CHECKING:  # runs without a server do not need it
     from qrag_jax.llm.client import Client
 
-_CHECKED_TURNS, _CHECKED_TOKENS = 8, 32
+_CHECKED_TOKENS = 32  # of each turn
 _NOISE = 0.3  # of the adapters that the check hands over, next to outputs of the order of 1
 _REFUSED = range(400, 500)
 
@@ -252,7 +252,7 @@ class ServedPolicy:
         most = min(_CHECKED_TOKENS, self._speech.turn)
         requests = [
             trajectories.SampleRequest(ids, np.array([number, most], np.uint32), most)
-            for number, ids in enumerate(prompts[:_CHECKED_TURNS])
+            for number, ids in enumerate(prompts)
         ]
         turns = list[trajectories.Sampled]()
         for request, future in zip(requests, sampler.submit(requests), strict=True):

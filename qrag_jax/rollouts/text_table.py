@@ -270,12 +270,12 @@ def _histograms(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """How many rows have each length: of chunks, of states, and of both in gradients."""
     widths, chunk_lengths = widths_of(rollout, encoder, shape), _of_all(stores, "chunk_lengths")
-    chunks = _histogram(chunk_lengths + chunk_width(len(encoder.chunk_opening), 0), widths.chunk)
+    chunks = _histogram(chunk_lengths + chunk_width(len(encoder.chunk_opening), 0), widths[0])
     in_state = min(rollout.max_chunk_tokens_in_state, shape.chunk_tokens)
     typical = int(np.minimum(chunk_lengths, in_state).mean()) + 1
     questions = _of_all(stores, "question_lengths") + len(encoder.state_opening) + 1
     lengths = np.concatenate([questions + t * typical for t in range(rollout.max_steps)])
-    states = _histogram(lengths, widths.state)
+    states = _histogram(lengths, widths[1])
     both = np.zeros(max(widths) + 1, np.int64)
     both[: len(states)] += states
     # Gradients need as many chosen chunks as states.

@@ -1,4 +1,8 @@
-"""Plays episodes of agents, hundreds at once.
+"""Plays episodes side by side, hundreds at once: one thread, a generator for each episode.
+
+An episode asks for something (a turn of a model, a search), waits, and goes on with the reply.
+Requests are started as they come, or are collected into batches where a device answers them. An
+episode that fails is played again with other draws; if that is in vain it has no reward. Of agents:
 
 - A language model on a server answers when it answers. What depends on a question alone is asked
   once for all its episodes.
@@ -12,7 +16,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import queue
 import time
+from collections import deque
 from collections.abc import Callable, Generator, Hashable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -21,52 +28,181 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import jax
 import numpy as np
 
-from qrag_jax.environments.episode import (
-    MALFORMED_CALL,
-    NO_RETRIEVAL,
-    OWN_CODE,
-    Agent,
-    Call,
-    Closed,
-    Complete,
-    Document,
-    Ended,
-    Failed,
-    Look,
-    Open,
-    Reply,
-    Retrieve,
-    Said,
-    Speak,
-    ToolTask,
-)
+from qrag_jax.environments import episode as env
+from qrag_jax.environments.episode import Document, Ended, Look, Open, Reply, ToolTask
 from qrag_jax.environments.queries import Searched
 from qrag_jax.errors import InputError
 from qrag_jax.feedback.rewards import PERMANENT, Checks
-from qrag_jax.llm.outcomes import Failure, Outcome, Request
+from qrag_jax.llm.outcomes import Failure, Outcome
 from qrag_jax.llm.text.prompts import Messages
 from qrag_jax.llm.text.scaffolds import Scaffold
 from qrag_jax.rollouts import trajectories
 from qrag_jax.rollouts.pool_search import Ask, Drawn
-from qrag_jax.rollouts.schedule import Counts, Playing, Schedule, key_within
+from qrag_jax.rollouts.trajectories import Sampled, SampleRequest
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.bounded_json import plain, typed
 from qrag_jax.runtime.interrupt import LOOK_EVERY
 
 if TYPE_CHECKING:
     from qrag_jax.environments.tool_functions import ToolFunctions
+    from qrag_jax.llm.client import Client
+
+
+@partial(jax.jit, static_argnums=2)
+def draw_keys(key: jax.Array, numbers: jax.Array | np.ndarray, draws: int) -> jax.Array:
+    """Data of PRNG keys, `[question, draw, 2]`, uint32, by uint32 numbers `[question]`."""
+    of_questions = jax.vmap(jax.random.fold_in, (None, 0))(key, numbers)
+    of_draws = jax.vmap(lambda k: jax.vmap(jax.random.fold_in, (None, 0))(k, np.arange(draws)))
+    return jax.random.key_data(of_draws(of_questions))
+
+
+def key_within(key: np.ndarray, *numbers: int) -> np.ndarray:
+    """The key, uint32 `[2]`, of some of an episode's draws; of its first ones, if all are 0.
+
+    `numbers` are theirs, such as the attempt and the segment, each from 0.
+    """
+    if not any(numbers):
+        return key
+    digest = hashlib.sha256(key.astype("<u4").tobytes() + np.array(numbers, "<u4").tobytes())
+    return np.frombuffer(digest.digest()[:8], "<u4").astype(np.uint32)
+
+
+@dataclasses.dataclass
+class Counts:
+    """What episodes needed."""
+
+    turns: int = 0  # asked of the model
+    # calls of the device: of the searches of an agent, or of the turns of a policy. There is one
+    # for each turn where a server samples.
+    batches: int = 0
+    searches: int = 0  # that were done
+    failed: int = 0  # episodes that failed, attempts that were repeated among them
+    outside: int = 0  # sampled tokens that are no part of an episode
+    lost: int = 0  # processes that were lost
+
+
+class Playing(NamedTuple):
+    place: int  # of its start in the list
+    attempt: int  # from 1
+    steps: Generator[Any, Any, Any]  # what it asks for → the replies; returns the played episode
+
+
+class Schedule:
+    """Plays one list of episodes; a subclass says what they ask for, and answers it.
+
+    A sampler on the device computes rows side by side: it is asked when no episode can go on
+    without it. A server is asked for each turn at once.
+
+    Args:
+        attempts: an episode that ends as `Failed` is played again, so often in all.
+    """
+
+    sampler: trajectories.Sampler  # of turns, if episodes ask for some
+
+    def __init__(self, attempts: int, counts: Counts) -> None:
+        self.counts, self._attempts = counts, attempts
+        self._ready: deque[tuple[Playing, Any]] = deque()  # episodes that can go on, with the reply
+        self._arrived: queue.SimpleQueue[Future[Any]] = queue.SimpleQueue()
+        # What is waited for as well, and where each goes.
+        self.flying: dict[Future[Any], list[Callable[[Any], None]]] = {}
+        # Turns that wait to be asked for, and where they go.
+        self.speaking = list[tuple[SampleRequest, Callable[[Sampled | Failure], None]]]()
+
+    def episode(self, start: Any, attempt: int) -> Generator[Any, Any, Any]:
+        """An attempt, from 1, of an episode; what it returns has a field `ended`."""
+        raise NotImplementedError
+
+    def take(self, playing: Playing, step: Any) -> None:
+        """Begins to answer what an episode asks for; `reply` then lets it go on."""
+        raise NotImplementedError
+
+    def waits(self) -> bool:
+        """Whether something that was asked for is not begun yet."""
+        return bool(self.speaking)
+
+    def dispatch(self) -> float:
+        """Starts collected requests if it is time; returns how many seconds nothing else may be."""
+        raise NotImplementedError
+
+    def run(self, starts: Sequence[Any], stop: Checks) -> list[Any]:
+        """Plays episodes to their ends; each is in the place of its start.
+
+        `stop` is looked at all the while.
+        """
+        self.stop = stop
+        played: list[Any] = [None] * len(starts)
+
+        def begin(place: int, attempt: int) -> None:
+            self.reply(Playing(place, attempt, self.episode(starts[place], attempt)), None)
+
+        for place in range(len(starts)):
+            begin(place, 1)
+        try:
+            while self._ready or self.waits() or self.flying:
+                stop.check()
+                while self._ready:
+                    episode, reply = self._ready.popleft()
+                    try:
+                        step = episode.steps.send(reply)
+                    except StopIteration as end:
+                        played[episode.place] = end.value
+                        if isinstance(end.value.ended, env.Failed):
+                            self.counts.failed += 1
+                            if episode.attempt < self._attempts:
+                                begin(episode.place, episode.attempt + 1)
+                        continue
+                    self.take(episode, step)
+                seconds = self.dispatch()
+                self._collect(0.0 if self._ready else seconds)
+        finally:
+            for future in self.flying:
+                future.cancel()
+        return played
+
+    def reply(self, playing: Playing, reply: Any) -> None:
+        self._ready.append((playing, reply))
+
+    def fly(self, future: Future[Any], arrived: Callable[[Any], None]) -> None:
+        """Waits for a future as well; its result goes to `arrived`."""
+        if future not in self.flying:
+            self.flying[future] = []
+            future.add_done_callback(self._arrived.put)
+        self.flying[future].append(arrived)
+
+    def sample(self) -> None:
+        """Asks for the turns that wait, if it is time."""
+        if not self.speaking or (self.sampler.in_rounds and self.flying):
+            return
+        waiting, self.speaking = self.speaking, []
+        futures = self.sampler.submit([request for request, _ in waiting])
+        self.counts.turns += len(waiting)
+        self.counts.batches += 1 if self.sampler.in_rounds else len(waiting)
+
+        def read(request: SampleRequest, arrived: Callable[..., None], result: Any) -> None:
+            arrived(self.sampler.read(request, result))
+
+        for (request, arrived), future in zip(waiting, futures, strict=True):
+            self.fly(future, partial(read, request, arrived))
+
+    def _collect(self, seconds: float) -> None:
+        """Takes all that has arrived; waits for the first of it."""
+        while self.flying:
+            try:
+                future = self._arrived.get(seconds > 0, seconds)
+            except queue.Empty:
+                return
+            seconds = 0.0
+            for arrived in self.flying.pop(future):
+                arrived(future.result())
+
+
+# ---------------------------------------------------------------- episodes of agents
 
 # Playing again, even later, does not change these.
-HOPELESS = (*PERMANENT, NO_RETRIEVAL, MALFORMED_CALL, OWN_CODE)
+HOPELESS = (*PERMANENT, env.NO_RETRIEVAL, env.MALFORMED_CALL, env.OWN_CODE)
 GATHER = 0.02  # seconds in which further searches may join a batch
 
 Search = Callable[[Sequence[Ask]], Sequence[Drawn | Failure]]
-
-
-class Asks(Protocol):
-    """Asks a language model: one outcome per request, in their order; a failure raises no error."""
-
-    def submit(self, requests: Sequence[Request]) -> Future[list[Outcome]]: ...
 
 
 class Library(Protocol):
@@ -120,7 +256,7 @@ class Episode(NamedTuple):
     @property
     def status(self) -> str:
         """As `TokenTrajectory.status`."""
-        if isinstance(self.ended, Failed):
+        if isinstance(self.ended, env.Failed):
             return self.ended.cause
         return trajectories.TRUNCATED if self.ended.tally.truncated else trajectories.DONE
 
@@ -139,7 +275,7 @@ class AgentRollout(Schedule):
 
     def __init__(
         self,
-        agent: Agent,
+        agent: env.Agent,
         *,
         stop: Checks,
         attempts: int = 2,
@@ -149,7 +285,7 @@ class AgentRollout(Schedule):
         library: Library | None = None,
         functions: ToolFunctions | None = None,
         search: Search | None = None,
-        model: Asks | None = None,
+        model: Client | None = None,
     ) -> None:
         super().__init__(attempts, counts or Counts())
         self._agent, self._stop, self._model, self._functions = agent, stop, model, functions
@@ -182,14 +318,14 @@ class AgentRollout(Schedule):
             except StopIteration as end:
                 whole = tuple(tuple(segment) for segment in segments if segment)
                 return Episode(end.value, whole, attempt, tuple(searches))
-            if isinstance(step, Complete):
+            if isinstance(step, env.Complete):
                 reply = yield from self._completed(start, attempt, step)
-            elif isinstance(step, Retrieve):
+            elif isinstance(step, env.Retrieve):
                 reply = yield Ask(start.task.question, step, key)
                 if isinstance(reply, Drawn):
                     searches.append(reply)
                     reply = reply.passages
-            elif isinstance(step, Speak):
+            elif isinstance(step, env.Speak):
                 reply = yield from self._said(start, attempt, step.messages, talk, segments)
             else:
                 reply = yield start.task, step
@@ -201,7 +337,7 @@ class AgentRollout(Schedule):
         messages: Messages,
         talk: list[tuple[str, str]],
         segments: list[list[trajectories.Turn]],
-    ) -> Generator[trajectories.SampleRequest, trajectories.Sampled | Failure, Said | Failure]:
+    ) -> Generator[SampleRequest, Sampled | Failure, env.Said | Failure]:
         """A turn of the policy behind these messages; it is added to talk and segments."""
         speech, scaffold = self._speech, self._speech.scaffold
         asks = any(role == "user" for role, _ in messages)
@@ -218,14 +354,13 @@ class AgentRollout(Schedule):
         if left < 1:
             if len(talk) == len(messages):
                 raise InputError(
-                    f"the prompt of question {start.task.id!r} has {len(ids)} tokens, and "
-                    f"config.sampling.room is {speech.room}; raise it, up to the model's "
-                    "positions, or shorten the prompt."
+                    f"the prompt of question {start.task.id!r} has {len(ids)} tokens; raise "
+                    f"config.sampling.room, which is {speech.room}, or shorten the prompt."
                 )
-            return Said("", "length")
+            return env.Said("", "length")
         # Positions of a rewritten segment were drawn at before, so it has a key of its own.
         key = key_within(start.key, attempt - 1, len(segments) - 1)
-        drawn = yield trajectories.SampleRequest(ids, key, min(speech.turn, left))
+        drawn = yield SampleRequest(ids, key, min(speech.turn, left))
         if isinstance(drawn, Failure):
             return drawn
         text, version = speech.text(drawn.ids), self.sampler.version
@@ -233,10 +368,10 @@ class AgentRollout(Schedule):
             trajectories.Turn(observed, drawn.ids, drawn.log_probs, drawn.finish, version)
         )
         talk.append(("assistant", text))
-        return Said(text, "length" if drawn.finish == trajectories.LENGTH else "stop")
+        return env.Said(text, "length" if drawn.finish == trajectories.LENGTH else "stop")
 
     def _completed(
-        self, start: Start, attempt: int, step: Complete
+        self, start: Start, attempt: int, step: env.Complete
     ) -> Generator[Future[list[Outcome]], list[Outcome], Outcome]:
         """Asks the model, unless an episode of the group has asked the same."""
         assert self._model is not None
@@ -259,13 +394,13 @@ class AgentRollout(Schedule):
         """A future, a `SampleRequest`, an `Ask`, or what a tool reads: (task, step)."""
         if isinstance(step, Future):
             self.fly(step, partial(self.reply, playing))
-        elif isinstance(step, trajectories.SampleRequest):
+        elif isinstance(step, SampleRequest):
             self.speaking.append((step, partial(self.reply, playing)))
         elif isinstance(step, Ask):
             if not self._retrieving:
                 self._since = time.monotonic()
             self._retrieving.append((playing, step))
-        elif isinstance(step[1], Call):
+        elif isinstance(step[1], env.Call):
             assert self._functions is not None
             # One by one, so that those that have not begun are left out when the play is stopped.
             called = self._caller.submit(self._functions.call, step[1].name, step[1].arguments)
@@ -320,7 +455,7 @@ def read(library: Library, steps: Sequence[tuple[ToolTask, Look | Open]]) -> lis
 
 def facts_of(ended: Ended) -> Mapping[str, Any]:
     facts: dict[str, Any] = {"tally": dataclasses.asdict(ended.tally)}
-    if isinstance(ended, Closed):
+    if isinstance(ended, env.Closed):
         return facts | {"answer": ended.answer, "cited": [*ended.cited], "seen": [*ended.seen]}
     return facts | {"message": ended.message}
 

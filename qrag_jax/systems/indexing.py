@@ -216,9 +216,10 @@ class PassageEncoder:
             folder /= EXPORTED
         loaded = load_encoder(folder, config, platform=Platform.of(mesh))
         encoder = loaded.encoder
-        if not encoder.chunk_prefix:
+        if not config.chunk_prefix:
             prefix = own_prefix(loaded.tokenizer)
-            encoder = dataclasses.replace(encoder, chunk_prefix=prefix)
+            opening = (*encoder.chunk_opening, *prefix)
+            encoder = dataclasses.replace(encoder, chunk_opening=opening)
             loaded = dataclasses.replace(loaded, encoder=encoder)
             if not prefix:
                 sentence_transformers.print_unused_prompts(folder, "--chunk_prefix gives one")

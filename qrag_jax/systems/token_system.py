@@ -35,9 +35,14 @@ from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.rollouts import token_episodes, trajectories
 from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, questions_at
-from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape
-from qrag_jax.rollouts.trajectories import TokenTrajectory, Turn, Versioned
+from qrag_jax.rollouts.token_episodes import Counts
+from qrag_jax.rollouts.trajectories import (
+    BlockShape,
+    TokenTrajectory,
+    Turn,
+    Versioned,
+    choose_shape,
+)
 from qrag_jax.runtime import aot, hosts, whole_files
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.mesh import put_whole
@@ -489,7 +494,6 @@ class TokenSystem(MeshSystem[Config]):
             played,
             members=stage.policy.config.members,
             truncated=getattr(self.config.played, "truncated", trajectories.SCORED),
-            longest=self.config.sampling.room,
         )
 
     def block_shape(self, stage: Stage, batch: trajectories.TokenBatch) -> BlockShape:

@@ -21,6 +21,7 @@ from qrag_jax.algorithms.advantages import (
     step_advantages,
 )
 from qrag_jax.algorithms.policy_gradient import (
+    Clip,
     clipped,
     clipped_weight,
     dpo_loss,
@@ -99,11 +100,11 @@ def test_discounted_return() -> None:
 @pytest.mark.parametrize("advantage", [-1.0, 1.0])
 def test_a_policy_far_away_has_finite_losses_and_gradients(gone: float, advantage: float) -> None:
     old, given = jnp.zeros((1, 1)), jnp.full((1, 1), advantage)
-    new = jnp.full((1, 1), gone)
+    new, clip = jnp.full((1, 1), gone), Clip(0.2, 0.2)
     for loss in (
-        lambda x: clipped(x, old, given),
-        lambda x: clipped_weight(x, old, given),
-        lambda x: clipped(of_sequence(x, old, np.ones((1, 1), bool)), old, given),
+        lambda x: clipped(x, old, given, clip),
+        lambda x: clipped_weight(x, old, given, clip),
+        lambda x: clipped(of_sequence(x, old, np.ones((1, 1), bool)), old, given, clip),
         lambda x: kl_k3(x, old),
     ):
         value, slope = jax.value_and_grad(lambda x, loss=loss: loss(x).sum())(new)
@@ -111,7 +112,7 @@ def test_a_policy_far_away_has_finite_losses_and_gradients(gone: float, advantag
         assert np.isfinite(slope).all()
     assert np.isfinite(largest_ratio(new, old, np.ones((1, 1), bool)))
     if gone * advantage > 0:  # it has gone the way of its advantage: the clip's own value
-        value, slope = jax.value_and_grad(lambda x: clipped(x, old, given).sum())(new)
+        value, slope = jax.value_and_grad(lambda x: clipped(x, old, given, clip).sum())(new)
         assert float(value) == pytest.approx(-1.2 if gone > 0 else 0.8)
         assert float(slope[0, 0]) == 0.0
 

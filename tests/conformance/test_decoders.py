@@ -21,8 +21,9 @@ from qrag_jax.models.files.weight_names import tensors_from_params
 from qrag_jax.models.first_language_model import load_language_model, save_language_model
 from qrag_jax.models.pretrained import LoadedLanguageModel
 from qrag_jax.models.trunks import families
-from qrag_jax.rollouts.device_sampler import DeviceSampler
+from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.trajectories import SampleRequest, SamplingConfig
+from tests import reference
 from tests.support.parity import check_gradients
 from tests.support.small_models import DECODERS, torch_decoder, write_bpe_tokenizer
 
@@ -63,7 +64,7 @@ def case(request: pytest.FixtureRequest, cases: dict[str, Case]) -> Case:
 
 every_decoder = pytest.mark.parametrize("case", DECODERS, indirect=True)
 every_kind = pytest.mark.parametrize("case", KINDS, indirect=True)
-logits = jax.jit(lambda model, *given: model.logits(*given), static_argnums=0)
+logits = jax.jit(reference.logits, static_argnums=0)
 
 
 def test_every_registered_family_is_here() -> None:
@@ -82,7 +83,9 @@ def test_logits_and_gradients_are_those_of_hugging_face(case: Case) -> None:
     @jax.jit
     def ours(params: Any) -> Any:
         def loss(params: Any) -> tuple[jax.Array, jax.Array]:
-            found = loaded.model.logits(params, jnp.asarray(TOKENS), jnp.asarray(LENGTHS))
+            found = reference.logits(
+                loaded.model, params, jnp.asarray(TOKENS), jnp.asarray(LENGTHS)
+            )
             return (jax.nn.log_softmax(found) * weights).sum(), found
 
         return jax.grad(loss, has_aux=True)(params)
@@ -119,7 +122,7 @@ def test_greedy_decoding_is_generate(case: Case) -> None:
         for length, seed in zip((3, 17, 8, 1, 23), seeds, strict=True)
     ]
     config = SamplingConfig(temperature=0.0, room=48, chunk=8)
-    found = DeviceSampler(case.loaded.model, config).sample(case.loaded.params, given)
+    found = RoundSampler(DeviceSampler(case.loaded.model, config), case.loaded.params).sample(given)
     for request, ours in zip(given, found, strict=True):
         ids = torch.tensor(request.ids[None].astype(np.int64))
         expected = case.model.generate(

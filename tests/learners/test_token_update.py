@@ -15,8 +15,7 @@ from qrag_jax.learners.config import LOSS, NONE, REWARD, SFTConfig, TokenGRPOCon
 from qrag_jax.learners.state import Critic
 from qrag_jax.learners.token_policy import row_log_probs
 from qrag_jax.models.compute.lora import Adapted, folded
-from qrag_jax.rollouts.token_blocks import choose_shape
-from qrag_jax.rollouts.trajectories import TokenBatch
+from qrag_jax.rollouts.trajectories import TokenBatch, choose_shape
 from tests.learners import updates
 from tests.learners.updates import assert_close, check_moved, log_probs, model, tokens
 from tests.rollouts import token_setup

@@ -38,9 +38,9 @@ from qrag_jax.policies.tokens import Vocabulary
 from qrag_jax.retrieval.protocol import NONE as NO_PASSAGE
 from qrag_jax.rollouts.chunks import Actor
 from qrag_jax.rollouts.pool_search import Drawn, HopBatch, HopShape, Rewarded, hop_batch
-from qrag_jax.rollouts.token_blocks import BlockShape
-from qrag_jax.rollouts.trajectories import TokenBatch
+from qrag_jax.rollouts.trajectories import BlockShape, TokenBatch
 from qrag_jax.runtime.mesh import shard_batch, shardings_of, split_rules
+from tests import reference
 from tests.devices import mesh_of
 from tests.episodes_maker import FIRST_WORD, random_episodes, tiny_encoder, tower
 from tests.episodes_maker import VOCAB as WORDS
@@ -281,7 +281,7 @@ def hops() -> HopBatch:
 def embedded(params: Params, given: HopBatch) -> jax.Array:
     """The embeddings `[N, T, D]` without packing."""
     flat = jnp.asarray(given.tokens).reshape(-1, HOPS.tokens)
-    vectors = ENCODER.embed(params, flat, jnp.asarray(given.lengths).reshape(-1))
+    vectors = reference.embed(ENCODER, params, flat, jnp.asarray(given.lengths).reshape(-1))
     return vectors.reshape(*given.lengths.shape, -1)
 
 
@@ -383,7 +383,7 @@ def towers(kind: str, where: tuple[int, int, int], *, accumulation: int = 1) -> 
     if kind == IMITATED:
         towers = dataclasses.replace(towers.imitating(OPTIMIZER_CONFIG), parts=towers.parts)
         config = configs.ImitateConfig(temperature=0.3)
-        learns = ImitationGradient(towers.actor, config, ACTS, feedback)
+        learns = ImitationGradient(towers.actor, config, ACTS.alpha)
     elif kind == LATER:
         learns = PQNGradient(towers.actor, ACTS)
     update = make_update(towers, learns)

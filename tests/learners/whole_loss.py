@@ -34,13 +34,12 @@ QWEN3 = TextEncoder(
     module=Transformer(Qwen3Config(VOCAB, **SIZES, max_position_embeddings=POSITIONS)),
     width=16,
     max_positions=POSITIONS,
-    opening_id=None,
     sep_id=SEP,
     pad_id=SEP,
     pooling=LAST,
     normalise=True,
     scale=1.5,
-    state_prefix=(7, 8),  # its chunks open with their own text
+    state_opening=(7, 8),  # its chunks open with their own text
 )
 LORA = LoraConfig(rank=3, alpha=6.0)
 ADAPTED = TextEncoder(**(vars(play_setup.ENCODER) | {"lora_scale": LORA.scale}))
@@ -69,16 +68,16 @@ def rows_of(
     encoder: TextEncoder, config: RolloutConfig, batch: EpisodeBatch, played: Trajectory
 ) -> Rows:
     """Every state and chunk of the trajectory, made one token at a time."""
-    opens = encoder.opening_id is not None
+    opens = bool(encoder.chunk_opening)
     states, chunks = [], []
     for b, t in zip(*np.nonzero(played.valid)):
         taken = played.actions[b].tolist()
         # The reference opens rows with [CLS]; another encoder may have a prefix or nothing there.
         state = reference.state_row(batch, b, taken[:t], config)
-        states.append(state if opens else [*encoder.state_prefix, *state[1:]])
+        states.append(state if opens else [*encoder.state_opening, *state[1:]])
         most = config.max_chunk_tokens - (2 if opens else 1)
         chunk = [*reference.chunk(batch, b, taken[t], most), SEP]
-        chunks.append([encoder.opening_id, *chunk] if opens else chunk)
+        chunks.append([*encoder.chunk_opening, *chunk])
     width = max(map(len, states + chunks))
     both = reference.padded(states, width), reference.padded(chunks, width)
     return Rows(*both, np.asarray(played.positions[played.valid]))
@@ -103,7 +102,7 @@ def embed(
     """Rows padded side by side, `[N, D]`, each with its masks if there are any."""
     tokens, lengths = rows
     if dropout is None:
-        return encoder.embed(params, tokens, lengths)
+        return reference.embed(encoder, params, tokens, lengths)
     where, width = padded_layout(lengths, tokens.shape[1]), tokens.shape[1]
     digests = jnp.repeat(row_digests(jnp.asarray(tokens), jnp.asarray(lengths)), width)
     masks = dropout(token_digests(digests, where.position))

@@ -21,8 +21,8 @@ from qrag_jax.models.compute.lora import linear
 from qrag_jax.models.compute.packing import Blocks, _sorted_sums, add_rows, choose_blocks, take_rows
 from qrag_jax.models.compute.precision import Precision, precision
 from qrag_jax.models.compute.ragged import TokenRows, embed_rows, first_of_its_kind
-from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.runtime.platform import Platform
+from tests import reference
 from tests.episodes_maker import FIRST_WORD, VOCAB, tiny_encoder, tower
 from tests.reference import rotated
 from tests.support.hlo import nondeterministic
@@ -176,7 +176,7 @@ LENGTHS = np.array([0, 27, 3, 8, 9, 0, 16, 17, 1, 27, 2, 24, 7], np.int32)
 # Ordinary tokens stand in the padding too: it must not be looked at.
 TOKENS = np.random.default_rng(0).integers(FIRST_WORD, VOCAB, (ROWS, WIDTH)).astype(np.int32)
 BLOCKS = Blocks((32, 64), (8, 16, 30), (4.0, 12.0, 22.0))
-embed = jax.jit(TextEncoder.embed, static_argnums=0)
+embed = jax.jit(reference.embed, static_argnums=0)
 embedded = jax.jit(embed_rows, static_argnums=(0, 1))
 
 

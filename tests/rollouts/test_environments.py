@@ -26,8 +26,7 @@ from qrag_jax.rollouts.environment_play import (
     ProcessLost,
     Scored,
 )
-from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import Episode, Start
+from qrag_jax.rollouts.token_episodes import Counts, Episode, Start
 from qrag_jax.rollouts.trajectories import STOP, Sampled, Turn
 from qrag_jax.runtime.interrupt import StopSignal
 from tests.environments.trying import tiny_tokenizer

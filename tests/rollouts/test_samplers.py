@@ -30,6 +30,7 @@ from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfi
 from qrag_jax.runtime.mesh import make_mesh, shardings_of
 from tests.learners.whole_loss import SIZES
 from tests.llm.model_server import Call, ModelServer, Reply
+from tests.reference import logits
 
 TINY = Qwen3Config(7, **SIZES)
 
@@ -54,13 +55,17 @@ def tiny(*, scanned: bool = False, stop_ids: tuple[int, ...] = ()) -> tuple[Lang
     return LanguageModel(trunk, stop_ids, 64), params
 
 
+def turns_of(sampler: DeviceSampler, params: Any, asked: Sequence[SampleRequest]) -> list[Sampled]:
+    return RoundSampler(sampler, params).sample(asked)
+
+
 def check_own(
     model: LanguageModel, params: Any, request: SampleRequest, sampled: Sampled, temperature: float
 ) -> None:
     """The log-probabilities are those of the logits of the whole row."""
     row = np.concatenate([request.ids, sampled.ids])[None]
-    logits = model.logits(params, jnp.asarray(row), jnp.array([row.shape[1]]))
-    every = jax.nn.log_softmax(logits[0] / temperature)
+    of_row = logits(model, params, jnp.asarray(row), jnp.array([row.shape[1]]))
+    every = jax.nn.log_softmax(of_row[0] / temperature)
     places = np.arange(len(request.ids) - 1, row.shape[1] - 1)
     np.testing.assert_allclose(sampled.log_probs, every[places, sampled.ids], atol=1e-4)
 
@@ -84,7 +89,7 @@ def test_log_probs_are_those_of_the_drawn_distribution_and_of_the_trainer(
         item._replace(most=most)
         for item, most in zip(requests((5, 13, 2), 0), (9, 1, 7), strict=True)
     ]
-    drawn = DeviceSampler(model, config).sample(params, asked)
+    drawn = turns_of(DeviceSampler(model, config), params, asked)
     assert [len(item.ids) for item in drawn] == [9, 1, 7]
     for request, sampled in zip(asked, drawn, strict=True):
         check_own(model, params, request, sampled, 0.6)
@@ -99,18 +104,18 @@ def test_draws_have_their_probabilities() -> None:
     (first,) = requests((4,), 1)
     keys = np.random.default_rng(1).integers(0, 2**32, (4096, 2), dtype=np.uint32)
     sampler = DeviceSampler(model, SamplingConfig(temperature=0.8, room=8, chunk=4))
-    result = sampler.sample(params, [first._replace(key=key) for key in keys])
+    result = turns_of(sampler, params, [first._replace(key=key) for key in keys])
     counts = np.bincount([int(item.ids[0]) for item in result], minlength=TINY.vocab_size)
-    logits = model.logits(params, jnp.asarray(first.ids[None]), jnp.array([4]))[0, -1]
-    expected = np.asarray(jax.nn.softmax(logits / 0.8), np.float64)
+    of_first = logits(model, params, jnp.asarray(first.ids[None]), jnp.array([4]))[0, -1]
+    expected = np.asarray(jax.nn.softmax(of_first / 0.8), np.float64)
     assert stats.chisquare(counts, len(keys) * expected / expected.sum()).pvalue > 1e-3
     # Each position has a draw of its own: where all tokens are as likely, they differ.
     flat = {**params, "word_embeddings": jnp.zeros_like(params["word_embeddings"])}
-    (turn,) = sampler.sample(flat, [first._replace(most=4, key=keys[0])])
+    (turn,) = turns_of(sampler, flat, [first._replace(most=4, key=keys[0])])
     assert len(set(turn.ids.tolist())) > 1
     broken = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), params)
     with pytest.raises(InputError, match=r"config\.model\.path"):
-        sampler.sample(broken, [first])
+        turns_of(sampler, broken, [first])
 
 
 def test_a_draw_depends_on_no_other_row_and_not_on_shared_prefixes() -> None:
@@ -118,8 +123,8 @@ def test_a_draw_depends_on_no_other_row_and_not_on_shared_prefixes() -> None:
     sampler = DeviceSampler(model, SamplingConfig(temperature=1.0, room=48, chunk=4))
     asked = requests((5, 13, 2, 9, 5, 7), 12)
     asked[4] = asked[0]._replace(key=asked[4].key)  # members of one group
-    together = sampler.sample(params, asked)
-    check_same([sampler.sample(params, [item])[0] for item in asked], together)
+    together = turns_of(sampler, params, asked)
+    check_same([turns_of(sampler, params, [item])[0] for item in asked], together)
     assert together[0].ids.tolist() != together[4].ids.tolist()
     assert {item.finish for item in together} == {"stop", "length"}
     for item in together:
@@ -127,15 +132,15 @@ def test_a_draw_depends_on_no_other_row_and_not_on_shared_prefixes() -> None:
         assert 2 not in item.ids[:-1]
     # A turn that goes on from what was drawn draws what the longer turn would have drawn.
     whole = asked[0]
-    (begun,) = sampler.sample(params, [whole._replace(most=2)])
+    (begun,) = turns_of(sampler, params, [whole._replace(most=2)])
     longer = whole._replace(ids=np.concatenate([whole.ids, begun.ids]), most=10)
     assert begun.finish == "length"
-    (rest,) = sampler.sample(params, [longer])
+    (rest,) = turns_of(sampler, params, [longer])
     np.testing.assert_array_equal(np.append(begun.ids, rest.ids), together[0].ids)
     # A full row ends by length.
-    full = sampler.sample(params, [item._replace(most=60) for item in asked[:2]])
+    full = turns_of(sampler, params, [item._replace(most=60) for item in asked[:2]])
     assert all(len(item.ids) <= 48 - n for item, n in zip(full, (5, 13), strict=True))
-    assert sampler.sample(params, []) == []
+    assert turns_of(sampler, params, []) == []
     # Prompts that share prefixes draw what each draws alone.
     one, other, *tails = requests((21, 18, *(1 + n % 5 for n in range(14))), 12)
     asked = [
@@ -144,9 +149,9 @@ def test_a_draw_depends_on_no_other_row_and_not_on_shared_prefixes() -> None:
     ]
     ids = sorted((item.ids for item in asked), key=lambda item: item.tobytes())
     assert sorted(shared_prefixes(ids, 4, 4)) == [(7, 18), (7, 21)]
-    together = sampler.sample(params, asked)
+    together = turns_of(sampler, params, asked)
     check_own(model, params, asked[0], together[0], 1.0)
-    check_same([sampler.sample(params, [item])[0] for item in asked], together)
+    check_same([turns_of(sampler, params, [item])[0] for item in asked], together)
 
 
 def test_rows_that_go_on_alone_draw_what_they_would_have_drawn(
@@ -162,9 +167,9 @@ def test_rows_that_go_on_alone_draw_what_they_would_have_drawn(
     ]
     # 128 rows become 32, and these become 8. Where there are 4 from the first, none goes on alone.
     config = SamplingConfig(temperature=1.0, room=40, chunk=4, rows=128)
-    together = DeviceSampler(model, config).sample(params, asked)
+    together = turns_of(DeviceSampler(model, config), params, asked)
     check_same(
-        DeviceSampler(model, dataclasses.replace(config, rows=4)).sample(params, asked), together
+        turns_of(DeviceSampler(model, dataclasses.replace(config, rows=4)), params, asked), together
     )
     assert sum(len(item.ids) > 6 for item in together) >= 3
 
@@ -179,8 +184,8 @@ def test_devices_draw_what_one_draws() -> None:
     mesh = make_mesh((2, 2, 2))
     shardings = shardings_of(mesh, model.trunk.partition_rules(), params, params)
     assert any(not item.is_fully_replicated for item in jax.tree.leaves(shardings))
-    result = DeviceSampler(model, config, mesh).sample(jax.device_put(params, shardings), asked)
-    check_same(result, DeviceSampler(model, config).sample(params, asked))
+    result = turns_of(DeviceSampler(model, config, mesh), jax.device_put(params, shardings), asked)
+    check_same(result, turns_of(DeviceSampler(model, config), params, asked))
 
 
 def test_next_turns_read_behind_the_last_ones_draw_what_whole_prompts_draw() -> None:
@@ -195,7 +200,7 @@ def test_next_turns_read_behind_the_last_ones_draw_what_whole_prompts_draw() -> 
         asked[1] = asked[0]._replace(key=asked[1].key)  # they part with their first turns
         for turn in range(4):
             results = kept.sample(asked)
-            check_same([sampler.sample(params, [item])[0] for item in asked], results)
+            check_same([turns_of(sampler, params, [item])[0] for item in asked], results)
             longer = [
                 np.concatenate([item.ids, drawn.ids, draw.integers(0, 7, 1 + 3 * n % 5)])
                 for n, (item, drawn) in enumerate(zip(asked, results, strict=True))
@@ -206,7 +211,7 @@ def test_next_turns_read_behind_the_last_ones_draw_what_whole_prompts_draw() -> 
                 item._replace(ids=ids.astype(np.int32), key=item.key + np.uint32(1))
                 for item, ids in zip(asked, longer, strict=True)
             ][::-1][: 10 - 2 * turn]
-        check_same([sampler.sample(params, asked[:1])[0]], kept.sample(asked[:1]))
+        check_same([turns_of(sampler, params, asked[:1])[0]], kept.sample(asked[:1]))
 
 
 # ---------------------------------------------------------------- on a server

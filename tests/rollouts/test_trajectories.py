@@ -14,16 +14,18 @@ from hypothesis import strategies as st
 from qrag_jax.environments import queries
 from qrag_jax.environments.episode import Closed, Document, Ended, Failed, ToolTally
 from qrag_jax.rollouts.environment_play import segments_of
-from qrag_jax.rollouts.token_blocks import BlockShape, choose_shape, token_blocks
 from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import (
     DONE,
     MASKED,
     SCORED,
     TRUNCATED,
+    BlockShape,
     TokenTrajectory,
     Turn,
+    choose_shape,
     token_batch,
+    token_blocks,
 )
 from qrag_jax.runtime.bounded_json import plain, typed
 from tests.rollouts.token_setup import GROUPS, MEMBERS, made_batch, made_pairs
@@ -106,7 +108,7 @@ def test_episodes_are_sent_and_saved_to_the_last_bit() -> None:
 @pytest.mark.parametrize("truncated", [MASKED, SCORED])
 def test_each_sampled_token_is_in_one_row(truncated: str) -> None:
     played = episodes()
-    how: Any = {"members": 3, "truncated": truncated, "longest": 20}
+    how: Any = {"members": 3, "truncated": truncated}
     batch = token_batch(played, **how)
     row = 0
     for number, item in enumerate(played):
@@ -131,8 +133,6 @@ def test_each_sampled_token_is_in_one_row(truncated: str) -> None:
             assert not batch.log_prob_mask[row, place:].any()
             row += 1
     assert row == len(batch.tokens)
-    with pytest.raises(ValueError):
-        token_batch(played, **how | {"longest": 12})
     failed = [TokenTrajectory(1, member, 2, (), "server") for member in range(3)]
     nothing = token_batch(failed, **how)
     assert nothing.episode.tolist() == [3]  # a row of padding

@@ -29,7 +29,7 @@ from qrag_jax.models.first_language_model import (
 )
 from qrag_jax.models.trunks.families import DECODERS
 from qrag_jax.models.trunks.transformer import Params
-from qrag_jax.rollouts.device_sampler import DeviceSampler
+from qrag_jax.rollouts.device_sampler import DeviceSampler, RoundSampler
 from qrag_jax.rollouts.token_episodes import Episode
 from qrag_jax.rollouts.trajectories import Sampled, SampleRequest, SamplingConfig, TokenBatch
 from tests.json_server import Call, listening
@@ -236,7 +236,9 @@ class PolicyServer:
         sampler = self._sampler(body["temperature"], stops)
         seed = np.array([body["seed"]], np.uint64).view(np.uint32)
         ids = np.array(body["prompt"], np.int32)
-        (turn,) = sampler.sample(whole, [SampleRequest(ids, seed, body["max_tokens"])])
+        (turn,) = RoundSampler(sampler, whole).sample(
+            [SampleRequest(ids, seed, body["max_tokens"])]
+        )
         tokens, log_probs = turn.ids.tolist(), turn.log_probs.tolist()
         choice = {
             "index": 0,

@@ -18,7 +18,7 @@ from qrag_jax.models.first_language_model import load_language_model
 from qrag_jax.models.pretrained import LoadedLanguageModel
 from qrag_jax.models.trunks.families import DECODERS
 from qrag_jax.policies.tokens import Vocabulary
-from qrag_jax.rollouts.token_blocks import TokenBlocks
+from qrag_jax.rollouts.trajectories import TokenBlocks
 from qrag_jax.runtime.mesh import make_mesh
 
 EQUAL_LOSS, EQUAL_GRADIENT = 1e-5, 1e-4  # differences allowed; of gradients: over the largest one

@@ -22,6 +22,7 @@ from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.models.files.model_folder import read_config
 from qrag_jax.models.pretrained import LoadedEncoder
 from qrag_jax.runtime import mesh as meshes
+from tests.reference import embed
 from tests.support.torch_encoder import model_options
 
 # Differences of a small gradient are relative to this share of the model's largest gradient. BERT's
@@ -125,4 +126,4 @@ def vectors_of(
             row += [*ids, encoder.sep_id]
         rows.append(row)
     own = loaded.params if params is None else params
-    return np.asarray(encoder.embed(own, *padded(rows, encoder.pad_id)))
+    return np.asarray(embed(encoder, own, *padded(rows, encoder.pad_id)))

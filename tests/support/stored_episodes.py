@@ -31,8 +31,7 @@ from qrag_jax.rollouts.environment_play import (
     Scored,
 )
 from qrag_jax.rollouts.libraries import OwnLibrary
-from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import AgentRollout, Speech, Start
+from qrag_jax.rollouts.token_episodes import AgentRollout, Counts, Speech, Start
 from qrag_jax.runtime.interrupt import StopSignal
 from tests.machine import PYTHON
 from tests.rollouts.token_setup import ScriptedSampler

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +38,7 @@ from qrag_jax.systems.indexing import (
     own_prefix,
 )
 from qrag_jax.systems.q_rag.run import write_tower as write_tower_of
+from tests import reference
 from tests.devices import mesh_of
 from tests.support.worlds import write_lines
 from tests.systems.corpora import (
@@ -106,11 +108,11 @@ def test_vectors_are_those_of_the_tower(tower: PassageEncoder, built: Path) -> N
     """Each passage alone, in a row of its own, without packing."""
     encoder = tower.encoder
     params = encoder.tower(tower.params, CHUNK)
-    embed = jax.jit(encoder.embed)
+    embed = jax.jit(partial(reference.embed, encoder))
     expected = []
     for ids in tower.tokenizer.encode(wholes()):
         row = np.zeros((1, 32), np.int32)
-        kept = [encoder.opening_id, *ids[:30], encoder.sep_id]
+        kept = [*encoder.chunk_opening, *ids[:30], encoder.sep_id]
         row[0, : len(kept)] = kept
         expected.append(embed(params, jnp.asarray(row), jnp.array([len(kept)]))[0])
     np.testing.assert_allclose(vectors_of(built), np.stack(expected), atol=2e-6)

@@ -20,9 +20,6 @@ MASKED = -1e9
 # Queries of causal rows are asked in parts, each with the keys that it may see: at most so many
 # parts, of so many queries at least.
 _PARTS, _SHORTEST_PART = 4, 48
-# The function of JAX that lowers cuDNN's calls, and fields of what it writes.
-_LOWERS = "create_dot_product_attention_backend_config"
-_FIELDS, _OF_GRADIENTS = "cudnn_fmha_backend_config", "bmm1_grad_gemm1_dot_dimension_numbers"
 
 
 class Window(NamedTuple):
@@ -190,6 +187,7 @@ def _takes_fused_kernel(query: jax.Array, precision: Precision) -> bool:
     return precision.attention == FUSED and able
 
 
+@functools.cache  # once
 def _say_determinism() -> None:
     """From now on calls are lowered with the field, if XLA is asked for deterministic programs.
 
@@ -201,22 +199,23 @@ def _say_determinism() -> None:
     """
     from jax._src.cudnn import fused_attention_stablehlo as lowering
 
-    lower = getattr(lowering, _LOWERS, None)
-    if lower is None or hasattr(lower, "__wrapped__"):
+    name = "create_dot_product_attention_backend_config"
+    lower = getattr(lowering, name, None)
+    if lower is None:
         return
 
     @functools.wraps(lower)
     def with_field(*args: Any, **options: Any) -> str:
         text: str = lower(*args, **options)
         config = json.loads(text)
-        fields = config.get(_FIELDS, {})
+        fields = config.get("cudnn_fmha_backend_config", {})
         # As XLA would write it: with another value the first of equal calls would differ again.
-        if _OF_GRADIENTS not in fields or not is_deterministic():
+        if "bmm1_grad_gemm1_dot_dimension_numbers" not in fields or not is_deterministic():
             return text
         fields["force_deterministic"] = True
         return json.dumps(config)
 
-    setattr(lowering, _LOWERS, with_field)
+    setattr(lowering, name, with_field)
 
 
 def _fused(of_rows: _Heads, lengths: jax.Array, *, causal: bool = False) -> jax.Array:
@@ -320,12 +319,8 @@ def angles_at(
         return fine_cos[positions], fine_sin[positions]
     coarse_cos, coarse_sin = table(_FINE * np.arange(last // _FINE + 1, dtype=np.float64))
     coarse, fine = positions // _FINE, positions % _FINE
-    a_cos, a_sin, b_cos, b_sin = (
-        coarse_cos[coarse],
-        coarse_sin[coarse],
-        fine_cos[fine],
-        fine_sin[fine],
-    )
+    a_cos, a_sin = coarse_cos[coarse], coarse_sin[coarse]
+    b_cos, b_sin = fine_cos[fine], fine_sin[fine]
     return a_cos * b_cos - a_sin * b_sin, a_sin * b_cos + a_cos * b_sin
 
 

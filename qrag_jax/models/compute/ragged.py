@@ -21,28 +21,14 @@ import jax.numpy as jnp
 from flax.traverse_util import unflatten_dict
 from jax.sharding import Mesh
 
+from qrag_jax.models.compute import packing
 from qrag_jax.models.compute.dropout import TokenDropout, row_digests, token_digests, trunk_keys
 from qrag_jax.models.compute.lora import Adapted, Leaves, trainable
-from qrag_jax.models.compute.packing import (
-    Blocks,
-    Layout,
-    Shape,
-    add_rows,
-    next_block,
-    packed_layout,
-)
+from qrag_jax.models.compute.packing import Blocks, Layout, Shape
 from qrag_jax.models.embedding import TextEncoder
 from qrag_jax.models.trunks.transformer import WORDS, Params
-from qrag_jax.runtime.mesh import (
-    DATA,
-    FSDP,
-    by_device,
-    by_row,
-    everywhere,
-    on_each,
-    row_devices,
-    zeros_like,
-)
+from qrag_jax.runtime import mesh as meshes
+from qrag_jax.runtime.mesh import DATA, FSDP, everywhere, on_each, row_devices
 
 
 class BlockShapes(NamedTuple):
@@ -93,7 +79,7 @@ class _Rows(NamedTuple):
         every = every.reshape(len(self.order), *every.shape[3:])
         number = jnp.arange(len(self.order))
         place = jnp.zeros_like(self.order).at[self.order].set(number, unique_indices=True)
-        return by_row(self.mesh, every[place[self.first]])
+        return meshes.by_row(self.mesh, every[place[self.first]])
 
 
 def embed_rows(
@@ -105,7 +91,7 @@ def embed_rows(
 ) -> tuple[jax.Array, jax.Array]:
     """N rows → float32 `[N, D]`, zeros for absent rows, and the tokens `[2]`.
 
-    It equals `encoder.embed(params, tokens, lengths)` on present rows, up to float rounding. The
+    It equals `encoder.embed_words` of a `padded_layout` on present rows, up to float rounding. The
     masks of a dropout key act in the trunk or on the adapters' inputs.
 
     The tokens are numbers of those that carry text and of those computed; in float32, because int32
@@ -159,7 +145,7 @@ def pull_back(
     """
     rows = _sorted(encoder.module.mesh, token_rows, repeats=callable(cotangents))
     if not callable(cotangents):
-        of_rows = add_rows(jnp.zeros_like(cotangents), rows.first, cotangents)
+        of_rows = packing.add_rows(jnp.zeros_like(cotangents), rows.first, cotangents)
     dropout = _dropout(encoder, dropout_key)
     trained, frozen, to_stored = trainable(encoder.module, params, encoder.lora_scale)
     tables = {path: trained.pop(path) for path in ((WORDS,),) if path in trained}
@@ -194,14 +180,14 @@ def pull_back(
                 # A block uses few rows of the word table. Their gradients are added in place: a
                 # block needs no whole table.
                 of_words = of_words.reshape(-1, of_words.shape[-1])
-                summed = add_rows(of_tables[WORDS,], tokens.reshape(-1), of_words)
+                summed = packing.add_rows(of_tables[WORDS,], tokens.reshape(-1), of_words)
                 of_tables = {(WORDS,): summed}
             embedded = on_each(FSDP, partial(_put, place=place), embedded, vectors)
             return jax.tree.map(jnp.add, of_layers, gradient), of_tables, embedded
 
         return on_each(DATA, on_replica, *total, rows.own, of_devices)
 
-    zeros = zeros_like(rows.mesh, (trained, tables))
+    zeros = meshes.zeros_like(rows.mesh, (trained, tables))
     nothing = jnp.zeros((*rows.own[1].shape, encoder.width), jnp.float32)
     total, count = _over_blocks(blocks, rows, dropout, compute, (*zeros, nothing))
     of_layers, of_tables = jax.tree.map(lambda leaf: leaf.sum(axis=0), total[:2])
@@ -236,7 +222,7 @@ def _sorted(mesh: Mesh | None, token_rows: TokenRows, *, repeats: bool = False) 
 def _dealt(mesh: Mesh | None, ordered: jax.Array) -> jax.Array:
     """Values of rows in the order by length, `[N, …]` → `[data, fsdp, M, …]`."""
     hands = ordered.reshape(-1, *row_devices(mesh), *ordered.shape[1:])
-    return by_device(mesh, jnp.moveaxis(hands, 0, 2))
+    return meshes.by_device(mesh, jnp.moveaxis(hands, 0, 2))
 
 
 def first_of_its_kind(tokens: jax.Array, lengths: jax.Array) -> jax.Array:
@@ -283,7 +269,7 @@ def _over_blocks(
 
     def one_block(loop: tuple[Any, ...]) -> tuple[Any, ...]:
         carry, low, high, computed = loop
-        shape, place, present, low, high = next_block(shapes, rows.planned, low, high)
+        shape, place, present, low, high = packing.next_block(shapes, rows.planned, low, high)
         carry = jax.lax.switch(shape, branches, carry, place, present)
         return carry, low, high, computed + cost[shape]
 
@@ -306,7 +292,7 @@ def _pack(
 ) -> tuple[jax.Array, Layout]:
     tokens, of_rows, digests = rows
     lengths = jnp.where(present, of_rows[place], 0)
-    layout = packed_layout(lengths, shape.tokens, shape.length)
+    layout = packing.packed_layout(lengths, shape.tokens, shape.length)
     row = place[jnp.minimum(layout.row, shape.rows - 1)]
     if dropout is not None:
         of_tokens = token_digests(digests[row], layout.position)

@@ -197,8 +197,8 @@ def open_safetensors(path: Path) -> dict[str, FileTensor]:
                 part = file.get_slice(name)
                 if part.get_dtype() not in DTYPES:
                     raise InputError(
-                        f"{path}: {name} has the dtype {part.get_dtype()}, which is not computed "
-                        f"with here; store it as one of {', '.join(DTYPES)}."
+                        f"{path}: {name} has the dtype {part.get_dtype()}; store it as one of "
+                        f"{', '.join(DTYPES)}."
                     )
                 shape = tuple(part.get_shape())
                 tensors[name] = FileTensor(path, name, DTYPES[part.get_dtype()], shape)

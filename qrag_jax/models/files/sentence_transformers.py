@@ -12,16 +12,9 @@ from tokenizers.processors import TemplateProcessing
 
 from qrag_jax.data.tokens import TextTokenizer
 from qrag_jax.errors import InputError
-from qrag_jax.models.embedding import CLS, LAST, MEAN
-from qrag_jax.models.files.model_folder import (
-    MODEL_CONFIG,
-    MODULES,
-    TRANSFORMER_CONFIGS,
-    read_config,
-    read_json,
-    read_modules,
-    trunk_folder,
-)
+from qrag_jax.models.embedding import CLS, LAST, MEAN, TextEncoder
+from qrag_jax.models.files import model_folder
+from qrag_jax.models.files.model_folder import MODULES, read_json, read_modules, trunk_folder
 from qrag_jax.runtime.config_fields import check_value
 from qrag_jax.runtime.pretrained_files import auto_tokenizer
 from qrag_jax.runtime.whole_files import inside, write_json
@@ -59,7 +52,7 @@ def read_published(folder: Path) -> tuple[str | None, bool] | None:
         return None
     modules = dict(entries)
     unknown = modules.keys() - {"Transformer", POOLING, NORMALIZE, DENSE}
-    if DENSE in modules and VECTOR_SCALE not in read_config(trunk_folder(folder)):
+    if DENSE in modules and VECTOR_SCALE not in model_folder.read_config(trunk_folder(folder)):
         unknown.add(DENSE)
     if unknown:
         raise _not_computed(folder / MODULES, f"the module {', '.join(sorted(unknown))}")
@@ -75,7 +68,7 @@ def read_published(folder: Path) -> tuple[str | None, bool] | None:
 
 def print_unused_prompts(folder: Path, fix: str) -> None:
     """Says which prompts the model has, texts that preceded inputs in its training, if any."""
-    path = inside(folder, MODEL_CONFIG)
+    path = inside(folder, model_folder.MODEL_CONFIG)
     prompts_of_model = read_json(path).get("prompts") if path.is_file() else None
     prompts = check_value(dict[str, str | None], prompts_of_model or {}, f"{path}: prompts")
     texts = ", ".join(f"{name} {text!r}" for name, text in prompts.items() if text)
@@ -91,7 +84,7 @@ def read_inputs(folder: Path) -> tuple[bool, int | None]:
     latter: without a number, rows are as long as the model has positions.
     """
     trunk = trunk_folder(folder)
-    files = (inside(trunk, name) for name in TRANSFORMER_CONFIGS)
+    files = (inside(trunk, name) for name in model_folder.TRANSFORMER_CONFIGS)
     config: dict[str, Any] = next((read_json(file) for file in files if file.is_file()), {})
     tokenizer = inside(trunk, "tokenizer_config.json")
     further = config.get("processor_kwargs") or config.get("tokenizer_args") or {}
@@ -125,16 +118,9 @@ def _not_computed(where: Path, what: str) -> InputError:
 
 
 def write_modules(
-    out: Path,
-    *,
-    pooling: str,
-    normalise: bool,
-    scale: float,
-    width: int,
-    max_tokens: int,
-    pooler: bool,
+    out: Path, encoder: TextEncoder, *, scale: float, max_tokens: int, pooler: bool
 ) -> None:
-    """Writes the files that make `out` compute what a `TextEncoder` computes.
+    """Writes the files that make `out` compute what an encoder computes.
 
     The library has no module for a factor. So a scale that the weights do not hold is written as a
     Dense layer with the matrix scale·I. Some servers of embeddings skip this module. Similarity is
@@ -142,15 +128,15 @@ def write_modules(
 
     Args:
         scale: the factor on the vectors that is not in the weights.
-        width: width of the encoder's embeddings.
         pooler: whether transformers would add a pooler, untrained and unused, to a model of this
             family; the pooler is then switched off.
     """
-    flags = {flag: name == POOLING_NAMES[pooling] for flag, name in FLAGS.items()}
+    width, pooling = encoder.width, POOLING_NAMES[encoder.pooling]
+    flags = {flag: name == pooling for flag, name in FLAGS.items()}
     configs: dict[str, dict[str, Any]] = {
         POOLING: {"word_embedding_dimension": width, **flags, "include_prompt": True}
     }
-    if normalise:
+    if encoder.normalise:
         configs[NORMALIZE] = {}
     if scale != 1:
         configs[DENSE] = {
@@ -172,16 +158,8 @@ def write_modules(
     limits: dict[str, Any] = {"max_seq_length": max_tokens, "do_lower_case": False}
     if pooler:
         limits["model_args"] = {"add_pooling_layer": False}
-    write_json(out / TRANSFORMER_CONFIGS[0], limits)
-    write_json(out / MODEL_CONFIG, {"prompts": {}, "similarity_fn_name": "dot"})
-
-
-def token_name(tokenizer: TextTokenizer, index: int) -> str:
-    """The token with this id, as it is written in texts; raises ValueError if there is none."""
-    name = tokenizer.backend.id_to_token(index)
-    if name is None:
-        raise ValueError(f"the tokenizer has no token {index}")
-    return name
+    write_json(out / model_folder.TRANSFORMER_CONFIGS[0], limits)
+    write_json(out / model_folder.MODEL_CONFIG, {"prompts": {}, "similarity_fn_name": "dot"})
 
 
 def write_tokenizer(
@@ -220,12 +198,12 @@ def write_tokenizer(
         "clean_up_tokenization_spaces": False,
         "split_special_tokens": plain,
     }
-    tokens = {name: token_name(tokenizer, index) for name, index in named.items()}
+    tokens = {name: backend.id_to_token(index) for name, index in named.items()}
     write_json(out / "tokenizer_config.json", config | tokens)
     written = auto_tokenizer().from_pretrained(
         out, local_files_only=True, trust_remote_code=False, model_max_length=10**9
     )
-    separator = token_name(tokenizer, tokenizer.sep_id)
+    separator = str(backend.id_to_token(tokenizer.sep_id))
     rows: list[tuple[str, ...]] = [*((text,) for text in PROBES), (LONG,)]
     rows.append((f"a {separator} b",) if plain else PROBES)
     for row in rows:
@@ -238,7 +216,6 @@ def write_tokenizer(
         for there, here in ((whole_ids, whole), (found_cut, cut)):
             if there != here:
                 raise InputError(
-                    f"{out.name}: the run's tokenizer cannot be exported, since a plain text "
-                    f"such as {text[:60]!r} would become other tokens than in training; embed with "
-                    "qrag_jax, or train with another encoder."
+                    f"{out.name}: exported, the run's tokenizer would read texts such as "
+                    f"{text[:60]!r} otherwise than in training; embed with qrag_jax instead."
                 )

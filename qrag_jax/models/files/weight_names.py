@@ -190,9 +190,8 @@ def save_folder(
     }
     write_json(out / "config.json", config)
     model_folder.copy_files(model_folder.kept_files(tokenizer_files_from), out)
-    if (
-        model_folder.trunk_folder(tokenizer_files_from) != tokenizer_files_from
-    ):  # here it is the folder itself
+    # Here the trunk's folder is the model's own.
+    if model_folder.trunk_folder(tokenizer_files_from) != tokenizer_files_from:
         modules = model_folder.read_json(tokenizer_files_from / model_folder.MODULES, list)
         modules[0]["path"] = ""
         write_json(out / model_folder.MODULES, modules)

@@ -307,9 +307,7 @@ class ModernBertConfig(transformer.Sizes):
     max_position_embeddings: transformer.Size = 8192
     type_vocab_size: int = 0
     layer_norm_eps: float = 1e-5
-    local_attention: transformer.Size = (
-        128  # a token of a local layer sees half as many on each side
-    )
+    local_attention: transformer.Size = 128  # a local layer's token sees half on each side
     global_rope_theta: float = 160_000.0
     local_rope_theta: float = 10_000.0
     layer_types: tuple[str, ...] = ()  # a name of `LAYER_TYPES` for each layer

@@ -94,9 +94,8 @@ def extend(
     c = trunk.config
     rows, number, width = words.shape
     position = cache.lengths[:, None] + jnp.arange(number)[None]  # [B, N]
-    cos, sin = angles_at(
-        jnp.minimum(position, cache.room - 1).reshape(-1), c.rotations[0], cache.room
-    )
+    inside = jnp.minimum(position, cache.room - 1).reshape(-1)
+    cos, sin = angles_at(inside, c.rotations[0], cache.room)
     is_new = jnp.arange(number)[None] < counts[:, None]
     # Places beyond the room are left out of the update.
     place = jnp.where(is_new, position, cache.room + jnp.arange(number)[None])
@@ -134,10 +133,8 @@ def extend(
         for n in layers:
             carry = one(carry, prepared[f"{LAYERS}_{n}"], n)
     hidden = trunk.apply({"params": prepared}, carry[0], method=Transformer.normed)
-    return (
-        jnp.asarray(hidden).reshape(rows, number, width),
-        Cache(*carry[1:], cache.lengths + counts),
-    )
+    longer = Cache(*carry[1:], cache.lengths + counts)
+    return jnp.asarray(hidden).reshape(rows, number, width), longer
 
 
 def _attended(
@@ -171,20 +168,16 @@ def _attended(
         scores = jnp.where(visible, scores / width**0.5, _LOWEST)
         highest = jnp.maximum(most, scores.max(axis=-1))
         scale, powers = jnp.exp(most - highest), jnp.exp(scores - highest[..., None])
-        return (
-            highest,
-            total * scale + powers.sum(axis=-1),
-            weighted * scale[..., None]
-            + rounded_einsum(products, "bgqs,bgsd->bgqd", powers, values),
-        )
+        product = rounded_einsum(products, "bgqs,bgsd->bgqd", powers, values)
+        total = total * scale + powers.sum(axis=-1)
+        return highest, total, weighted * scale[..., None] + product
 
     # Every query sees the first place, so the maximum is real from the first block on.
     nothing = jnp.zeros(query.shape[:-1], jnp.float32)
     start = nothing + _LOWEST, nothing, jnp.zeros(query.shape, jnp.float32)
     _, total, weighted = jax.lax.fori_loop(0, (reached + places - 1) // places, block, start)
-    attended = (weighted / jnp.maximum(total, 1e-30)[..., None]).reshape(
-        rows, groups, number, share, width
-    )
+    attended = weighted / jnp.maximum(total, 1e-30)[..., None]
+    attended = attended.reshape(rows, groups, number, share, width)
     return attended.transpose(0, 2, 1, 3, 4).reshape(rows, number, heads, width)
 
 

@@ -28,13 +28,8 @@ import numpy as np
 from jax.sharding import Mesh
 
 from qrag_jax.errors import InputError, within
-from qrag_jax.models.compute.attention import (
-    Window,
-    angles_at,
-    padded_attention,
-    rotate_halves,
-    shared_attention,
-)
+from qrag_jax.models.compute import attention
+from qrag_jax.models.compute.attention import angles_at, rotate_halves
 from qrag_jax.models.compute.dropout import (
     ATTENTION_OUTPUT,
     EMBEDDINGS,
@@ -219,14 +214,12 @@ class Sizes:
         hidden, heads = sizes.hidden_size, sizes.num_attention_heads
         if heads % sizes.key_heads or (hidden % heads and not cls.CAUSAL):
             raise InputError(
-                f"{where}: hidden_size {hidden} and num_key_value_heads {sizes.key_heads} do not "
-                f"go with {heads} heads (num_attention_heads), which must divide the one and be a "
-                "multiple of the other."
+                f"{where}: num_attention_heads {heads} must divide hidden_size {hidden} and be a "
+                f"multiple of num_key_value_heads {sizes.key_heads}."
             )
         if cls.ROTATES and sizes.head_dim % 2:
             raise InputError(
-                f"{where}: head_dim {sizes.head_dim} is odd (of num_attention_heads {heads}), and "
-                "rotation takes pairs."
+                f"{where}: head_dim {sizes.head_dim} is odd (num_attention_heads {heads})."
             )
         if sizes.first_position < 0 or sizes.longest_row < 1:
             raise InputError(
@@ -269,8 +262,8 @@ def rotation_fields(
         elif kind != "default" or rest:
             also = f" or {scaled!r}" if scaled else ""
             raise InputError(
-                f"{where}: {name} {rope!r:.100} is not computed here, only the rope_type "
-                f"'default'{also}; use the model without scaled positions."
+                f"{where}: {name} {rope!r:.100} is not computed here, only 'default'{also}; use "
+                "the model without scaled positions."
             )
     return theta, scaling
 
@@ -298,9 +291,8 @@ def buckets(length: int, count: int = 32) -> np.ndarray:
     single = half // 2
     far = np.maximum(np.abs(distance), single).astype(np.float32)
     # In float32 as in torch: where a bucket begins, rounding decides.
-    grown = (
-        np.log(far / single) / np.float32(np.log(_FARTHEST / single)) * np.float32(half - single)
-    )
+    share = np.log(far / single) / np.float32(np.log(_FARTHEST / single))
+    grown = share * np.float32(half - single)
     bucket = np.where(np.abs(distance) < single, np.abs(distance), single + grown.astype(np.int64))
     return np.minimum(bucket, half - 1) + half * (distance > 0)
 
@@ -358,7 +350,7 @@ class Layer(nn.Module):
                 normed = jnp.where(layout.depth == 1, x, normed)
         if c.CAUSAL:
             heads = self._heads(normed, constants, layout.dropout)
-            attended = shared_attention(*heads, layout, self.precision)
+            attended = attention.shared_attention(*heads, layout, self.precision)
         else:
             attended = self._of_rows(normed, layout, constants)
         return self.after_attention(x, attended, layout.dropout)
@@ -399,7 +391,7 @@ class Layer(nn.Module):
             reach, layers = c.local
             is_local = jnp.asarray(layers)[layout.depth - 1]
             angles = tuple(jnp.where(is_local, *pair) for pair in zip(local, angles, strict=True))
-            window = Window(reach, is_local)
+            window = attention.Window(reach, is_local)
 
         def by_rows(part: jax.Array) -> jax.Array:
             flat = to_rows(part.reshape(len(normed), -1), layout)
@@ -411,7 +403,7 @@ class Layer(nn.Module):
         else:
             query, key, value = jnp.split(by_rows(jnp.concatenate(heads, axis=1)), 3, axis=2)
         kept = kept_weights(layout.dropout, layout.place, self.heads)
-        attended = padded_attention(
+        attended = attention.padded_attention(
             query,
             key,
             value,

@@ -40,7 +40,7 @@ from qrag_jax.metrics import bootstrap, summaries
 from qrag_jax.metrics.bootstrap import columns_of, means, score_table
 from qrag_jax.metrics.row_log import REWRITES, RewriteRow
 from qrag_jax.retrieval import boolean_search, index_folder, protocol, pubmed
-from qrag_jax.rollouts import libraries, schedule
+from qrag_jax.rollouts import libraries, token_episodes
 from qrag_jax.rollouts.experience import AgentExperience, Experience
 from qrag_jax.rollouts.token_episodes import Episode, Speech, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
@@ -468,7 +468,7 @@ class DeepRetrieval(token_system.TokenSystem[RewriteConfig]):
         by: Any = {"measures": settings.measures, "best_by": settings.best_by}
         return rewrite_evaluation(step, tasks, rows, originals=originals, **by)
 
-    def _counted(self, counts: schedule.Counts) -> dict[str, float]:
+    def _counted(self, counts: token_episodes.Counts) -> dict[str, float]:
         library = self.inputs.library
         local_counts = np.array([library.searched, library.asked])
         searched, asked = hosts.of_each(local_counts).sum(axis=0).tolist()

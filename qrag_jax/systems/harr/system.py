@@ -55,10 +55,10 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.index_folder import CORPUS, EXACT, IndexAt, read_manifest
 from qrag_jax.retrieval.own_documents import SEMANTIC
 from qrag_jax.retrieval.protocol import Passage
-from qrag_jax.rollouts import pool_search, schedule, text_table
+from qrag_jax.rollouts import pool_search, text_table, token_episodes
 from qrag_jax.rollouts.experience import AgentExperience, Experience, Playing, questions_at
 from qrag_jax.rollouts.pool_search import HopBatch, Rewarded, StateRows
-from qrag_jax.rollouts.token_episodes import HOPELESS, AgentRollout, Asks, Episode, Start
+from qrag_jax.rollouts.token_episodes import AgentRollout, Episode, Start
 from qrag_jax.runtime import aot, bounded_json, config_fields, hosts
 from qrag_jax.runtime.interrupt import StopSignal, wait_for
 from qrag_jax.runtime.mesh import shard_batch, shardings_of
@@ -104,7 +104,7 @@ class Harr(training.MeshSystem[HarrConfig]):
         super().__post_init__()
         # Programs that send between devices must begin in the same order on all of them, also those
         # of a thread that plays ahead.
-        self.device, self.counts = threading.Lock(), schedule.Counts()
+        self.device, self.counts = threading.Lock(), token_episodes.Counts()
         config, inputs, index = self.config, self.inputs, self.inputs.index
         self.data, self.provenance = inputs.data, self.models.provenance
         self.model = self.models.model
@@ -255,7 +255,7 @@ class Harr(training.MeshSystem[HarrConfig]):
         """
         key = jax.random.fold_in(jax.random.key(self.config.seed), number)
         places = first + apart * np.arange(len(golds), dtype=np.uint32)
-        keys = np.asarray(schedule.draw_keys(key, places, members))
+        keys = np.asarray(token_episodes.draw_keys(key, places, members))
         return [
             Start(Task(question.id, question.question), keys[place, member], place)
             for place, question in enumerate(golds)
@@ -288,7 +288,7 @@ class Harr(training.MeshSystem[HarrConfig]):
             model=model.client if model else None,
         )
         share = config.agent.max_broken_share
-        patience = Patience(share, watch, log, _ADVICE, Failed, HOPELESS)
+        patience = Patience(share, watch, log, _ADVICE, Failed, token_episodes.HOPELESS)
         return patience.play(starts, rollout.play)
 
     def _watch(self, stop: StopSignal) -> Checks:
@@ -668,7 +668,7 @@ def load_prompts(config: harr_config.AgentConfig) -> dict[str, prompts.Prompt]:
 
 class HarrModels(NamedTuple):
     provenance: dict[str, Any]  # what answers depend on, as JSON
-    reranker: Asks | None  # for the reward `relevance`
+    reranker: Any  # a `Client`, for the reward `relevance`; None: nothing asks it
     model: Any  # a `Model`, of the agent and of the reward `llm`; None: nothing asks it
     own_agent: OwnAgent | None  # the user's, if the config names one
 
@@ -676,9 +676,8 @@ class HarrModels(NamedTuple):
 NO_MODELS = HarrModels({}, None, None, None)  # nothing will be played
 
 
-def _asked(model: Asks | None, requests: Mapping[K, Request | None], watch: Checks) -> dict[K, Any]:
+def _asked(model: Any, requests: Mapping[K, Request | None], watch: Checks) -> dict[K, Any]:
     """The outcomes of the requests; those that are None are not asked."""
-    assert model is not None
     asked = {place: request for place, request in requests.items() if request is not None}
     future = model.submit([*asked.values()])
     try:

@@ -36,7 +36,7 @@ from qrag_jax.llm.text.prompts import one_line
 from qrag_jax.metrics.row_log import HOPS, Searched
 from qrag_jax.metrics.summaries import SHOWN, hop_columns, hop_gains, hop_summary, hop_table
 from qrag_jax.retrieval import corpus, protocol
-from qrag_jax.rollouts import experience, libraries, schedule, token_blocks
+from qrag_jax.rollouts import experience, libraries, token_episodes, trajectories
 from qrag_jax.rollouts.token_episodes import Episode, Start
 from qrag_jax.rollouts.trajectories import DONE, REWARD, TokenTrajectory
 from qrag_jax.runtime import config_fields, hosts, whole_files
@@ -134,7 +134,7 @@ class Taught(NamedTuple):
 
     plan: token_config.StagePlan
     lessons: Sequence[Lesson]
-    shape: token_blocks.BlockShape  # one for all batches, so that one program is compiled
+    shape: trajectories.BlockShape  # one for all batches, so that one program is compiled
     # Of pairs, float32 `[2·P]`: log-probabilities by the weights of the stage's start
     reference: np.ndarray | None
 
@@ -251,7 +251,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         self,
         stage: token_system.Stage,
         pairs: Sequence[Lesson],
-        shape: token_blocks.BlockShape,
+        shape: trajectories.BlockShape,
         state: TrainState | None,
         stop: StopSignal,
     ) -> np.ndarray:
@@ -341,7 +341,7 @@ class Leret(token_system.TokenSystem[LeretConfig]):
         rows = self.searched(state.params, self.inputs.dev, stop)
         return query_evaluation(step, rows, self.config.eval.best_by)
 
-    def _counted(self, counts: schedule.Counts) -> dict[str, float]:
+    def _counted(self, counts: token_episodes.Counts) -> dict[str, float]:
         return {"failed_tries": float(counts.failed)}
 
     # ---------------------------------------------------------------- a run is scored

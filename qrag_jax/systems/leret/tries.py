@@ -27,8 +27,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.metrics.row_log import Hop, RowLog
 from qrag_jax.metrics.row_log import Searched as SearchedRow
 from qrag_jax.rollouts.libraries import CorpusLibrary
-from qrag_jax.rollouts.schedule import draw_keys
-from qrag_jax.rollouts.token_episodes import Episode, Speech, Start
+from qrag_jax.rollouts.token_episodes import Episode, Speech, Start, draw_keys
 from qrag_jax.rollouts.trajectories import STOP, Segment, Turn
 from qrag_jax.runtime import hosts
 from qrag_jax.runtime.interrupt import StopSignal

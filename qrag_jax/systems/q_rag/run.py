@@ -186,11 +186,9 @@ def write_tower(
     sentence_transformers.write_tokenizer(
         out, loaded.tokenizer, opening, max_tokens=most, plain=plain
     )
-    outside, has_pooler = scale_outside(encoder), not loaded.trunk.config.PRE_NORM
-    how: Any = {"pooling": encoder.pooling, "normalise": encoder.normalise, "scale": outside}
-    sentence_transformers.write_modules(
-        out, width=encoder.width, max_tokens=most, pooler=has_pooler, **how
-    )
+    outside, pooler = scale_outside(encoder), not loaded.trunk.config.PRE_NORM
+    how: Any = {"scale": outside, "max_tokens": most, "pooler": pooler}
+    sentence_transformers.write_modules(out, encoder, **how)
     config = loaded.model_config | {sentence_transformers.VECTOR_SCALE: outside}
     save_folder(loaded.table, one_tower(loaded, TOWERS[name], params), config, out, out)
 
@@ -240,7 +238,7 @@ def retriever_config(
         chunk=chunk,
         digest=run.passages(params).digest().partition(TOWER_END)[0],
         title_separator=config.data.passage_separator,
-        separator=sentence_transformers.token_name(tokenizer, tokenizer.sep_id),
+        separator=str(tokenizer.backend.id_to_token(tokenizer.sep_id)),
         separator_id=tokenizer.sep_id,
         max_question_tokens=config.data.max_question_tokens,
         max_chunk_tokens_in_state=config.data.max_chunk_tokens_in_state,

@@ -265,9 +265,7 @@ class QRag(MeshSystem[QRagConfig]):
     def _imitation(self) -> Any:
         config, towers = self.config, self.learner.imitating(self.config.imitating)
         assert config.imitate is not None
-        learn = two_towers.ImitationGradient(
-            towers.actor, config.imitate, config.pqn, self._feedback
-        )
+        learn = two_towers.ImitationGradient(towers.actor, config.imitate, config.pqn.alpha)
         return two_towers.make_update(towers, learn)
 
     def _whole(self, params: Any) -> Any:

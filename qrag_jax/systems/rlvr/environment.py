@@ -25,8 +25,7 @@ from qrag_jax.llm.text.scaffolds import ChatRenderer, content_text
 from qrag_jax.metrics.bootstrap import columns_of, means, score_table, with_intervals
 from qrag_jax.metrics.row_log import PREDICTIONS, scored_episodes
 from qrag_jax.rollouts import environment_play
-from qrag_jax.rollouts.schedule import Counts
-from qrag_jax.rollouts.token_episodes import Episode
+from qrag_jax.rollouts.token_episodes import Counts, Episode
 from qrag_jax.rollouts.trajectories import REWARD, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import log

@@ -35,7 +35,7 @@ from qrag_jax.llm.outcomes import Failure
 from qrag_jax.llm.text import prompts
 from qrag_jax.metrics.bootstrap import columns_of, means
 from qrag_jax.metrics.row_log import PREDICTIONS, TOOL_EPISODES, Prediction, scored_episodes
-from qrag_jax.rollouts import libraries, schedule
+from qrag_jax.rollouts import libraries, token_episodes
 from qrag_jax.rollouts.token_episodes import Episode, Library, facts_of
 from qrag_jax.rollouts.trajectories import REWARD, TRUNCATED, TokenTrajectory
 from qrag_jax.runtime.interrupt import StopSignal
@@ -176,7 +176,7 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
         kept = sampler(PREDICTIONS, places, lambda n: self.row(played[n], tasks[n]))
         return Evaluation.of(line, scores, best_by, columns, episodes=kept)
 
-    def _counted(self, counts: schedule.Counts) -> dict[str, float]:
+    def _counted(self, counts: token_episodes.Counts) -> dict[str, float]:
         return {
             "turns_per_batch": counts.turns / max(counts.batches, 1),
             "failed_episodes": float(counts.failed),
@@ -241,7 +241,7 @@ class ToolSystem(token_system.TokenSystem[RlvrConfig]):
             # The draws depend on the numbers of the question and of the draw alone.
             key = jax.random.fold_in(jax.random.key(config.seed), _PREDICTED)
             numbers = range(first, first + len(tasks))
-            keys = np.asarray(schedule.draw_keys(key, np.array(numbers, np.uint32), draws))
+            keys = np.asarray(token_episodes.draw_keys(key, np.array(numbers, np.uint32), draws))
             played = self.rewarded(params, tasks, numbers, keys, stop, **by)
             return [self.row(trajectory, tasks[n // draws]) for n, trajectory in enumerate(played)]
 
@@ -374,7 +374,7 @@ class Rlvr(ToolSystem):
                 parts = measured | {REWARD: reward}
         return TokenTrajectory(*of, episode.attempts, episode.segments, status, parts, facts)
 
-    def _counted(self, counts: schedule.Counts) -> dict[str, float]:
+    def _counted(self, counts: token_episodes.Counts) -> dict[str, float]:
         unscored = {"unscored_episodes": float(self._unscored)} if self.config.rubric.path else {}
         called = {f"tool_{n}": float(self._calls[n]) for n in _OF_CALLS if self.config.tools.path}
         return super()._counted(counts) | unscored | called
