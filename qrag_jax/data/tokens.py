@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
@@ -87,14 +87,6 @@ def _end_of_text(backend: tokenizers.Tokenizer, eos_id: int | None) -> int | Non
     return eos_id
 
 
-class DocumentTokens(NamedTuple):
-    """One sample as token ids without special tokens."""
-
-    question: np.ndarray  # `[length]`
-    chunks: list[np.ndarray]  # `[length]` each, in document order
-    support: np.ndarray  # `[facts]` chunk indices of the supporting facts
-
-
 @dataclasses.dataclass(frozen=True)
 class TokenStore:
     """The tokens of many samples in flat arrays."""
@@ -136,17 +128,20 @@ class TokenStore:
     def support_of(self, sample: int) -> np.ndarray:
         return self.support[self.support_starts[sample] : self.support_starts[sample + 1]]
 
-    def document(self, sample: int, epoch: int = 0) -> DocumentTokens:
+    def document(
+        self, sample: int, epoch: int = 0
+    ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+        """A question and its chunks in order, `[length]` each; the facts' places, `[facts]`."""
         first, end = self.sample_starts[sample], self.sample_starts[sample + 1]
         question, *chunks = map(self.text, range(first, end))
         if self.redrawn is None:
-            return DocumentTokens(question, chunks, self.support_of(sample))
+            return question, chunks, self.support_of(sample)
         background, layout = self.redrawn
         places, between = layout(sample, epoch)
         # Text 0 is the (empty) question of the store's one sample; the chunks begin at text 1.
         texts = (background.text(1 + index) for index in between.tolist())
         chunks = placed(chunks, places.tolist(), texts)
-        return DocumentTokens(question, chunks, places[self.support_of(sample)])
+        return question, chunks, places[self.support_of(sample)]
 
     @property
     def cut_chunks(self) -> tuple[int, int]:
@@ -177,7 +172,7 @@ class TokenStore:
         if self.redrawn is None:
             return self._own_lengths
         shown = np.linspace(0, len(self) - 1, min(len(self), _MEASURED)).astype(int)
-        return np.array([len(chunk) for i in shown for chunk in self.document(int(i)).chunks])
+        return np.array([len(chunk) for i in shown for chunk in self.document(int(i))[1]])
 
     @property
     def _own_lengths(self) -> np.ndarray:
