@@ -49,7 +49,7 @@ def library(module: str, extra: str) -> Any:
 
 
 # ---------------------------------------------------------------- rules of a field
-# A field of a section has one next to its type, as in `steps: Count = 100`; `config_fields.fill`
+# A field of a section has one next to its type, as in `steps: Count = 100`; `config_fields`
 # checks it where a config enters.
 
 

@@ -18,7 +18,7 @@ from qrag_jax.errors import InputError
 from qrag_jax.llm.config import LlmConfig, ServerConfig
 from qrag_jax.llm.server.server import open_server
 from qrag_jax.runtime import commandline
-from qrag_jax.runtime.config_fields import fill
+from qrag_jax.runtime.config_fields import check_value
 from qrag_jax.runtime.interrupt import LOOK_EVERY, Stopped, StopSignal
 from qrag_jax.systems import run_flags
 
@@ -29,9 +29,8 @@ def main() -> int:
     llm = run_flags.given_experiment(CONFIG).llm
     if llm.url:
         raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")
-    config = LlmConfig(model=llm.model, server=fill(ServerConfig, llm.server, "llm.server")).asked(
-        "qrag serve_llm"
-    )
+    server = check_value(ServerConfig, llm.server, "config.llm.server")
+    config = LlmConfig(model=llm.model, server=server).asked("qrag serve_llm")
     log, status = partial(print, file=sys.stderr, flush=True), 130
     with (
         StopSignal() as stop,

@@ -230,11 +230,10 @@ def _lasting(stream: Any) -> TextIO:
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
     """Lets `sys.stdout` and `sys.stderr` outlive their readers."""
-    before = sys.stdout, sys.stderr
-    ours = sys.stdout, sys.stderr = _lasting(sys.stdout), _lasting(sys.stderr)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
-        for stream in ours:
-            stream.flush()
+    out, errors = _lasting(sys.stdout), _lasting(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            yield
+        finally:
+            out.flush()
+            errors.flush()

@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import ml_collections
 from ml_collections import ConfigDict
@@ -26,7 +26,6 @@ from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.bounded_json import INTERNAL, BadJSONError, typed
 from qrag_jax.runtime.whole_files import reading
 
-T = TypeVar("T")
 _FIX = "compare it with --help, or restore it from a backup"
 # Comments on the lines above, a field's name, and the comment behind it. No default holds a "#".
 _FIELD = re.compile(r"((?:^    #.*\n)*)^    (\w+): [^#\n]*(?:# (.*))?$", re.MULTILINE)
@@ -86,17 +85,6 @@ def section(settings: type, **values: Any) -> ConfigDict:
     return result
 
 
-def fill(settings: type[T], fields: Mapping[str, Any], place: str = "") -> T:
-    """Builds the dataclass of a section; fields that are not given keep their defaults.
-
-    A field must have its type and keep its rules (`errors.Rule`), see `bounded_json.typed`.
-
-    Args:
-        place: the section's name, for messages: "train", "encoder.lora"; "": the whole config.
-    """
-    return check_value(settings, fields, f"config.{place}" if place else "config")
-
-
 def check(settings: Any, prefix: str) -> None:
     """Checks a dataclass that no config has filled; `prefix` is before the fields' names."""
     for field, kind, nested in typed_fields(type(settings)):
@@ -105,7 +93,10 @@ def check(settings: Any, prefix: str) -> None:
 
 
 def check_value(kind: Any, value: Any, name: str) -> Any:
-    """The value of a field, which is refused if it is of no such type or breaks a rule."""
+    """The value of a field, or the dataclass of a section, whose missing fields are the defaults.
+
+    It must have its type and keep its rules (`errors.Rule`), see `bounded_json.typed`.
+    """
     try:
         return typed(kind, value, name)
     except BadJSONError as error:
@@ -190,7 +181,6 @@ def refuse_lost_config(workdir: Path) -> None:
 
 def read_fields(path: Path) -> dict[str, Any]:
     """The fields that `save_config` wrote; lists become tuples again."""
-    refuse_lost_config(path.parent)
     fix = "give the --workdir of a run that was trained, or restore the file from a backup"
     with whole_files.reading(path, fix):
         return _tuples(json.loads(path.read_text(encoding="utf-8")))

@@ -94,9 +94,6 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
 
 def first_does(do: Callable[[], None]) -> None:
     """Lets the first host do something; all others wait, and fail with its sentence if it fails."""
-    if jax.process_count() == 1:
-        do()
-        return
     failure: Exception | None = None
     if jax.process_index() == 0:
         try:

@@ -249,43 +249,40 @@ class StepProfile:
     SKIPPED = 2
 
     def __init__(self, folder: Path, steps: int, done: int) -> None:
-        self._folder = folder
+        self._folder, self._step = folder, done
         self._begin = done + self.SKIPPED + 1  # step traced first
         self._end = self._begin + steps  # first step after the trace
         self._wanted = steps > 0 and jax.process_index() == 0
-        self._last: int | None = None  # step traced last, while a trace is open
 
     def turn(self, step: int, running: Any) -> None:
         """Opens the trace before the first step to trace, and closes it after the last one.
 
         It first waits for the arrays in `running`, so that the trace holds whole steps.
         """
-        if self._wanted and step == self._begin:
-            jax.block_until_ready(running)
-            options = jax.profiler.ProfileOptions()
-            # Else every Python call is an event: a million in seconds, which crowd out the rest.
-            options.python_tracer_level = 0
-            jax.profiler.start_trace(
-                self._folder, create_perfetto_trace=True, profiler_options=options
-            )
-            self._last = step
-        elif self._last is not None and step == self._end:
-            jax.block_until_ready(running)
+        self._step = step
+        if not self._wanted or step not in (self._begin, self._end):
+            return
+        jax.block_until_ready(running)
+        if step == self._end:
             self.close()
-        elif self._last is not None:
-            self._last = step
+            return
+        options = jax.profiler.ProfileOptions()
+        # Else every Python call is an event: a million in seconds, which crowd out the rest.
+        options.python_tracer_level = 0
+        jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
 
     def close(self) -> None:
         """Writes an open trace; says so if the loop was too short for one."""
-        if self._last is None:
-            if self._wanted:
-                log(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
+        if not self._wanted:
             return
-        last, self._last, self._wanted = self._last, None, False
+        self._wanted = False
+        if self._step < self._begin:
+            log(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
+            return
         jax.profiler.stop_trace()
         log(
-            f"profile of steps {self._begin} to {last}: run tensorboard --logdir="
-            f"{shlex.quote(str(self._folder))}, or open {PERFETTO_NAME} there at "
+            f"profile of steps {self._begin} to {min(self._step, self._end - 1)}: run tensorboard "
+            f"--logdir={shlex.quote(str(self._folder))}, or open {PERFETTO_NAME} there at "
             "https://ui.perfetto.dev"
         )
 

@@ -24,7 +24,7 @@ from qrag_jax.learners.state import TrainState, place
 from qrag_jax.learners.update import Learner
 from qrag_jax.runtime import buckets, hosts
 from qrag_jax.runtime.aot import Calls, described_devices, program_lines
-from qrag_jax.runtime.config_fields import LogConfig, fill, flat, save_config
+from qrag_jax.runtime.config_fields import LogConfig, check_value, flat, save_config
 from qrag_jax.runtime.interrupt import EndedEarly, Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, shardings_of
 from qrag_jax.runtime.run import Run, log
@@ -288,7 +288,8 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
 
 def _logged(config: ml_collections.ConfigDict) -> Logged:
     # A system of somebody else may have no such section.
-    settings = fill(LogConfig, config.log, "log") if "log" in config else LogConfig()
+    fields = config.log if "log" in config else {}
+    settings = check_value(LogConfig, fields, "config.log")
     check_usable(settings)
     return Logged(settings, config.to_dict(), log)
 
