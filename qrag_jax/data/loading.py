@@ -127,11 +127,6 @@ class DataConfig(_Fields):
         return lines
 
     @property
-    def cache_folder(self) -> Path:
-        """The folder that keeps tokens and generated corpora between runs."""
-        return Path(self.cache).expanduser() if self.cache else default_cache()
-
-    @property
     def ordered(self) -> frozenset[str]:
         """The sources whose supporting facts are needed in the order of the data."""
         every = frozenset(self.sources)
@@ -149,8 +144,12 @@ class DataConfig(_Fields):
         return dataclasses.replace(self, path=path or self.path)
 
     def shares(self, stores: Mapping[str, TokenStore]) -> dict[str, float]:
-        sizes = {name: len(store) for name, store in stores.items()}
-        return mix_weights(self.sources, sizes if self.mixture == "size" else None)
+        """Each source's share of the episodes, which sum to 1, see `mixture`."""
+        by_size = self.mixture == "size"
+        sizes = {name: len(store) if by_size else 1 for name, store in stores.items()}
+        parts = {name: weight * sizes[name] for name, weight in self.sources.items()}
+        total = math.fsum(parts.values())
+        return {name: part / total for name, part in parts.items()}
 
     def row_tokens(self, tokenizer: TextTokenizer) -> int:
         """Tokens of a chunk that its row holds, besides the special ones."""
@@ -159,7 +158,8 @@ class DataConfig(_Fields):
     def tokenised(self, samples: Sequence[Sample], tokenizer: TextTokenizer) -> TokenStore:
         longest = max(self.row_tokens(tokenizer), self.max_chunk_tokens_in_state)
         limits = {"max_question_tokens": self.max_question_tokens, "max_chunk_tokens": longest}
-        return tokenise(samples, tokenizer, **limits, cache=self.cache_folder)
+        cache = Path(self.cache).expanduser() if self.cache else default_cache()
+        return tokenise(samples, tokenizer, **limits, cache=cache)
 
     @property
     def backgrounds(self) -> list[DocumentsConfig]:
@@ -172,20 +172,6 @@ class DataConfig(_Fields):
 def sources_section(names: Iterable[str]) -> ConfigDict:
     """The section `data.sources`: the weight of each in the mixture, and its own settings."""
     return ConfigDict({name: section(SETTINGS.get(name, Plain), weight=1.0) for name in names})
-
-
-def mix_weights(
-    weights: Mapping[str, float], sizes: Mapping[str, int] | None = None
-) -> dict[str, float]:
-    """Each source's share of a mixture; the shares sum to 1.
-
-    With `sizes` a share is proportional to weight times size: equal weights pool all questions.
-    """
-    if not weights:
-        raise InputError("data.sources names no source; give one weight at least")
-    parts = {name: weight * (sizes[name] if sizes else 1) for name, weight in weights.items()}
-    total = math.fsum(parts.values())
-    return {name: part / total for name, part in parts.items()}
 
 
 # ---------------------------------------------------------------- samples of all sources
@@ -211,9 +197,11 @@ def load_split(
     of it, chosen by a hash of the id, and "train" the rest; without, each gets all of it.
     """
     limit = config.limit if split == "train" else 0
+    if not config.sources:
+        raise InputError("data.sources names no source; give one at least")
     paths = _paths(config)
     loaded = LoadedSamples({}, [])
-    for name in mix_weights(config.sources):
+    for name in config.sources:
         path = paths[name]
         samples: Sequence[Sample]
         if name == BABILONG:

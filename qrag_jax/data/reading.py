@@ -61,13 +61,11 @@ class ReadReport:
 @contextlib.contextmanager
 def _no_search_for_cycles() -> Iterator[None]:
     """Records have none: Python's search took a quarter of the time of loading HotpotQA."""
-    searches = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if searches:
-            gc.enable()
+        gc.enable()
 
 
 @_no_search_for_cycles()

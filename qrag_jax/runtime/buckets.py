@@ -15,7 +15,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import socket
 import sys
@@ -27,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.own_code import flag_values
 from qrag_jax.runtime.whole_files import (
     PARTIAL,
     STEP_METADATA,
@@ -52,22 +52,18 @@ _open: dict[Path, Bucket] = {}  # of this process, by their folders
 def staged(argv: Sequence[str]) -> Iterator[list[str]]:
     """The command line with a folder of this machine in place of the bucket of `--workdir`."""
     words = list(argv)
-    for place, word in enumerate(words[:-1]):
-        if word in ("--workdir", "-workdir"):
-            words[place : place + 2] = [f"{word}={words[place + 1]}"]
-            break
-    bucket = next((word for word in words if re.match("--?workdir=.*://", word)), None)
-    if bucket is None:
+    urls = [found for found in flag_values(argv, "workdir") if "://" in found[1]]
+    if not urls:
         yield words
         return
-    flag, _, url = bucket.partition("=")
+    place, url = urls[0]
     if hosts := [word for word in words if word.lstrip("-").startswith("hosts")]:
         raise InputError(
-            f"{flag}={url}: several hosts write one run on a disk that they share; leave out "
+            f"--workdir={url}: several hosts write one run on a disk that they share; leave out "
             f"{hosts[0]}, or give a folder of such a disk."
         )
     with opened(url) as folder:
-        words[words.index(bucket)] = f"{flag}={folder}"
+        words[place] = words[place].replace(url, str(folder))
         yield words
 
 

@@ -13,7 +13,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,16 +49,23 @@ def resolved(argv: Sequence[str]) -> list[str]:
     After the call, an experiment file in any folder can use `from configs import common`.
     """
     words = list(argv)
-    for place, word in enumerate(words):
-        name, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and name in FLAGS:
-            if not equals and place + 1 < len(words):
-                place, value = place + 1, words[place + 1]
-            path = value.partition(":")[0]
-            if packaged := _packaged(path, FOLDER) or _packaged(path, EXAMPLES):
-                words[place] = words[place].replace(path, str(packaged), 1)
+    for place, value in flag_values(argv, *FLAGS):
+        path = value.partition(":")[0]
+        if packaged := _packaged(path, FOLDER) or _packaged(path, EXAMPLES):
+            words[place] = words[place].replace(path, str(packaged), 1)
     _import_own()
     return words
+
+
+def flag_values(argv: Sequence[str], *names: str) -> Iterator[tuple[int, str]]:
+    """The values of `--name=value` and `--name value`, with the places of the words they are in."""
+    for place, word in enumerate(argv):
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name in names:
+            if equals:
+                yield place, value
+            else:
+                yield from enumerate(argv[place + 1 : place + 2], place + 1)
 
 
 def instead(path: str) -> str:
