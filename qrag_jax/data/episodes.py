@@ -78,9 +78,8 @@ def episode(
     question, chunks, support = store.document(index, epoch)
     rank = np.full(shape.chunks, NO_FACT, np.int32)
     rank[support] = np.arange(len(support)) if ordered else 0
-    return _padded(shape, question, chunks, rank)._replace(
-        sample=np.int32(index), epoch=np.int32(epoch)
-    )
+    padded = _padded(shape, question, chunks, rank)
+    return padded._replace(sample=np.int32(index), epoch=np.int32(epoch))
 
 
 def empty_episode(shape: EpisodeShape) -> EpisodeBatch:
@@ -170,9 +169,7 @@ def check_steps(max_steps: int, stores: Mapping[str, TokenStore]) -> None:
     for name, store in stores.items():
         most = int(store.chunk_counts.max())
         if max_steps > most:
-            raise InputError(
-                f"config.env.max_steps is {max_steps}, but {name} has {most} at most; lower it."
-            )
+            raise InputError(f"config.env.max_steps is {max_steps}; {name} has {most} at most.")
 
 
 def _pad(texts: Sequence[np.ndarray], rows: int, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -207,9 +204,8 @@ def follow_parent(worker: int = 0, workers: int = 1) -> None:
 
     It ignores signals that are sent to the whole run: the parent handles them, and saves.
     """
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if number := getattr(signal, name, None):
-            signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     # PR_SET_PDEATHSIG follows the thread that started this process, and Grain's soon ends.
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 

@@ -47,9 +47,7 @@ class NegativesConfig:
 
     def __post_init__(self) -> None:
         if self.search and not self.index:
-            raise InputError(
-                "config.data.negatives.search needs an index; give config.data.negatives.index."
-            )
+            raise InputError("config.data.negatives.search needs an index; give that, too.")
 
 
 # Settings of the sources that make their own documents.
@@ -216,10 +214,7 @@ def load_split(
                 samples = [s for s in samples if is_held_out(s.id) == (split == "dev")]
                 line += f"; {len(samples)} of them for {split}"
                 if not samples:
-                    raise InputError(
-                        f"{path}: too few records to hold some out; give train and dev files, or "
-                        "config.eval.path."
-                    )
+                    raise InputError(f"{path}: too few records to hold out; give config.eval.path.")
         loaded.by_source[name] = samples
         loaded.report.append(line)
     return loaded
@@ -231,9 +226,7 @@ def _paths(config: DataConfig) -> dict[str, str]:
     pairs = [pair.partition("=") for pair in config.path.split(",")]
     paths = {name.strip(): path.strip() for name, _, path in pairs}
     if absent := [name for name in config.sources if not paths.get(name)]:
-        raise InputError(
-            f"config.data.path {config.path!r} lacks {', '.join(absent)}; write name=path,name=…"
-        )
+        raise InputError(f"config.data.path {config.path!r} lacks {', '.join(absent)}; add them")
     return paths
 
 
@@ -261,9 +254,7 @@ def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> Loade
         asked = {sample.question for sample in held_out} if asked is None else asked
         kept.by_source[name] = left = [s for s in samples if s.question not in asked]
         if not left:
-            raise InputError(
-                f"every {name} training question is in config.eval.path, too; give it other data."
-            )
+            raise InputError(f"config.eval.path has every {name} training question; give others.")
         if dropped := len(samples) - len(left):
             line = f"{name}: {dropped} training questions left out, evaluation has them too"
             kept.report.append(line)
@@ -283,8 +274,7 @@ def load_questions(
         for source in settings.sources:
             if not settings.path or source not in known:
                 raise InputError(
-                    f"'{source}' has no decompositions for the scripted agent here; use "
-                    f"{', '.join(known)}, with files in config.data.path."
+                    f"'{source}' has no decompositions; use {', '.join(known)}, from files."
                 )
     parts = load_splits(config, dev, hold_out=dev is config, apart=taken_apart)
     report = [line for part in parts for line in part.report]
@@ -353,6 +343,5 @@ def documents_of_lengths(
     if names == [NIAH] and not config.path:
         return {n: niah_documents(config.niah, "dev", n, count) for n, count in counts.items()}
     raise InputError(
-        f"documents of {', '.join(names)} cannot be made longer or shorter; score runs of "
-        "babilong, or of niah without data files, at several lengths."
+        f"documents of {', '.join(names)} have one length; score babilong, or niah without files."
     )

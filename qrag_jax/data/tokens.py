@@ -51,9 +51,7 @@ class TextTokenizer:
             eos = auto.eos_token_id
             special["sep_token"] = eos if opens_rows else _end_of_text(backend, eos)
         if absent := [name for name, index in special.items() if index is None]:
-            raise InputError(
-                f"{folder} has no {' and no '.join(absent)}; set it in tokenizer_config.json."
-            )
+            raise InputError(f"{folder}: tokenizer_config.json has no {' or '.join(absent)}.")
         lower = backend.normalizer
         if lowers and (lower is None or lower.normalize_str("A") != "a"):
             steps = [normalizers.Lowercase(), *([lower] if lower else [])]
@@ -61,9 +59,8 @@ class TextTokenizer:
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True
-        return cls(
-            backend, special.get("cls_token"), special["sep_token"], special["pad_token"], len(auto)
-        )
+        ends = special["sep_token"], special["pad_token"]
+        return cls(backend, special.get("cls_token"), *ends, len(auto))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, without special tokens and not truncated."""
@@ -197,9 +194,8 @@ def tokenise(
     if isinstance(samples, RedrawnSamples):
         texts = tuple(samples.background.tolist())
         background = Sample("background", "", texts, support=(), answers=(), source="")
-        facts, between = (
-            _stored(part, tokenizer, limits, cache) for part in (samples.parts, [background])
-        )
+        parts = samples.parts, [background]
+        facts, between = (_stored(part, tokenizer, limits, cache) for part in parts)
         return dataclasses.replace(facts, redrawn=(between, samples.layout))
     return _stored(samples, tokenizer, limits, cache)
 

@@ -58,10 +58,7 @@ def staged(argv: Sequence[str]) -> Iterator[list[str]]:
         return
     place, url = urls[0]
     if hosts := [word for word in words if word.lstrip("-").startswith("hosts")]:
-        raise InputError(
-            f"--workdir={url}: several hosts write one run on a disk that they share; leave out "
-            f"{hosts[0]}, or give a folder of such a disk."
-        )
+        raise InputError(f"--workdir={url}: with {hosts[0]} give a folder that all hosts share.")
     with opened(url) as folder:
         words[place] = words[place].replace(url, str(folder))
         yield words
@@ -108,8 +105,7 @@ class Bucket:
             store, root = url_to_fs(self.url)
         except (ImportError, ValueError) as error:
             raise InputError(
-                f"--workdir={url} cannot be opened ({reason(error)}); install what fsspec needs "
-                "for it (gs: gcsfs, s3: s3fs, az: adlfs)."
+                f"--workdir={url}: {reason(error)}; install its package (gcsfs, s3fs, adlfs …)."
             ) from None
         self._store: Any = DirFileSystem(root.rstrip("/"), store)
         digest = hashlib.sha256(self.url.encode()).hexdigest()[:12]
@@ -176,8 +172,7 @@ class Bucket:
                     return
                 failed = ""
         raise InputError(
-            f"{self.url} cannot be written ({failed}); the run is whole in {self.folder}. Give the "
-            "command again when the store is back."
+            f"{self.url} cannot be written ({failed}); {self.folder} has it; try again."
         )
 
     def send(self) -> None:
@@ -217,10 +212,7 @@ class Bucket:
                 end = time.monotonic() + 3 * INTERVAL
                 while time.monotonic() < end and (now := self._lease()):
                     if now != seen:
-                        raise InputError(
-                            f"{self.url} is being trained by {now.get('host')}; wait until it "
-                            "ends, or end it, or give another --workdir."
-                        )
+                        raise InputError(f"{self.url} is held by {now.get('host')}; end that.")
                     time.sleep(min(1.0, INTERVAL))
             self._leased = mine
             self._renew(mine)

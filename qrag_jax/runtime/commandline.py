@@ -125,10 +125,8 @@ def _wrong_environment(error: Exception) -> str:
         try:
             sys.modules["jax"].devices()
         except Exception:
-            return (
-                f"JAX_PLATFORMS is {platforms}, which jax cannot use here; install it with pip "
-                "install 'qrag_jax[cuda13]' (or cuda12, tpu), or unset the variable."
-            )
+            fix = "unset it, or pip install 'qrag_jax[cuda13]' (or cuda12, tpu)"
+            return f"JAX_PLATFORMS is {platforms}, which jax cannot use here; {fix}."
     return ""
 
 

@@ -64,22 +64,18 @@ def kinds_of(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if is_union else (kind,)
 
 
-def _bare(kind: Any) -> Any:
-    return kind.__origin__ if hasattr(kind, "__metadata__") else kind
-
-
 def section(settings: type, **values: Any) -> ConfigDict:
     """The config section for a dataclass, with its defaults, or `values` in their place."""
     result = ConfigDict()
     for field, kind, nested in typed_fields(settings):
         value = _default(field)
-        others = [_bare(other) for other in kinds_of(kind) if other is not types.NoneType]
+        others = [other for other in kinds_of(kind) if other is not types.NoneType]
         if nested is not None:
             value = section(nested)
         elif len(others) > 1:  # a reference gives ConfigDict the type if the default does not
             value = FieldReference(value, field_type=object)
         elif value is None:
-            value = placeholder(others[0])
+            value = placeholder(getattr(others[0], "__origin__", others[0]))  # without rules
         result[field.name] = value
     result.update(values)
     return result
@@ -169,16 +165,6 @@ def save_config(config: ml_collections.ConfigDict, path: Path) -> None:
     whole_files.write_json(path, config.to_dict())
 
 
-def refuse_lost_config(workdir: Path) -> None:
-    """Refuses a folder whose config was lost: the settings of its checkpoints are unknown."""
-    kept = sorted(workdir.glob("checkpoints/*/[0-9]*"))
-    if kept and not (workdir / CONFIG_NAME).exists():
-        raise InputError(
-            f"{workdir} holds checkpoints ({kept[0].relative_to(workdir)}) but its {CONFIG_NAME} "
-            "is missing; restore it from a backup, or give another --workdir."
-        )
-
-
 def read_fields(path: Path) -> dict[str, Any]:
     """The fields that `save_config` wrote; lists become tuples again."""
     fix = "give the --workdir of a run that was trained, or restore the file from a backup"
@@ -209,10 +195,7 @@ def _tuples(value: Any) -> Any:
 def check_split(field: str, size: int, parts: int, of: str = "devices") -> None:
     """Refuses a field's value that does not split into so many equal parts."""
     if size % parts:
-        raise InputError(
-            f"config.{field} is {size}, which does not split into {parts} equal parts ({of}); use "
-            f"a multiple of {parts}."
-        )
+        raise InputError(f"config.{field} is {size}; use a multiple of {parts} (split over {of}).")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -142,15 +142,12 @@ def load(spec: str, field: str, takes: Sequence[str]) -> OwnCode:
     function = getattr(module, name, None)
     if not callable(function):
         there = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value))
-        raise InputError(
-            f"{field} is {spec}, but {path} has no function {name}; it has {there or 'none'}."
-        )
+        raise InputError(f"{field} is {spec}: no function {name} in {path}; but {there or 'none'}.")
     try:
         inspect.signature(function).bind(**dict.fromkeys(takes))
     except (TypeError, ValueError):
         raise InputError(
-            f"{field} is {spec}, but {name} cannot be called with {', '.join(takes)}; give it "
-            "these arguments, by these names."
+            f"{field} is {spec}, but {name} lacks arguments of the names {', '.join(takes)}."
         ) from None
     return OwnCode(spec, function, hashlib.sha256(path.read_bytes()).hexdigest()[:16])
 
@@ -169,9 +166,7 @@ def run_file(file: str, field: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise InputError(
-            f"{field} is {file}, but {path} cannot be run ({reason_of(error)}); mend it."
-        ) from error
+        raise InputError(f"{field} is {file}: {path} does not run ({reason_of(error)}).") from error
     return module
 
 

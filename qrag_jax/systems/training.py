@@ -250,7 +250,11 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
                                 run.save(step, state, experience.position())
                 step_log.finish()
             except (Stopped, FeedbackLost, NotFinite, EndedEarly) as why:
-                ended = step_log.finish_after(why)
+                ended = why
+                try:
+                    step_log.finish()
+                except NotFinite as error:
+                    ended = error
             failed = isinstance(ended, NotFinite)
             if step != run.saved and (run.has_learned or not failed):
                 run.save(step, state, experience.position())
@@ -315,7 +319,9 @@ def _evaluate(
         step_log.write(step, evaluation.metrics | progress.baselines)
         step_log.write_episodes(step, evaluation.episodes)
         log(evaluation.line)
-        step_log.look_at(Evaluated(step, evaluation.score, evaluation.each, evaluation.q_spread))
+        known = Evaluated(step, evaluation.score, evaluation.each, evaluation.q_spread)
+        for sentence in step_log.watch.evaluated(known):
+            log(sentence)
         run.keep_if_best(step, state.params, evaluation.score, evaluation.scores)
 
 
