@@ -20,7 +20,7 @@ from ml_collections import ConfigDict
 
 from examples.worlds import records
 from qrag_jax.evaluators.evaluation import Evaluation
-from qrag_jax.runtime.config_fields import TrainConfig, fill, section
+from qrag_jax.runtime.config_fields import TrainConfig, check_value, section
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.runtime.run import Run
 from qrag_jax.systems import System
@@ -90,11 +90,12 @@ class Bandit(System):
 
     @classmethod
     def check(cls, config: ConfigDict) -> None:
-        fill(TrainConfig, config.train, "train")
+        check_value(TrainConfig, config.train, "config.train")
 
     def __init__(self, config: ConfigDict) -> None:
         self.shown = {"reward": ".3f"}
-        self.train, self._config = fill(TrainConfig, config.train, "train"), config
+        self.train = check_value(TrainConfig, config.train, "config.train")
+        self._config = config
         self._dev = Questions.read("dev")
 
         def update(state: State, batch: Any) -> tuple[State, dict[str, jax.Array]]:

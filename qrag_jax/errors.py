@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any, NamedTuple
 
 _LONGEST, _HEAD, _TAIL = 4000, 2500, 1000  # characters of a message, and of what is kept of it
@@ -37,19 +38,26 @@ class FeedbackLost(RuntimeError):
     """No more rewards can be obtained; the message is one sentence for the user."""
 
 
-def library(module: str, extra: str) -> Any:
-    """A package that is optional, imported when it is first used."""
+@contextlib.contextmanager
+def needs(extra: str) -> Iterator[None]:
+    """Around imports of packages that are optional: says what to install if one is missing."""
     try:
-        return importlib.import_module(module)
-    except ImportError:
+        yield
+    except ImportError as error:
         raise InputError(
-            f"the package {module} is missing: run pip install 'qrag_jax[{extra}]', or do without "
-            "what needs it."
+            f"the package {error.name or error} is missing: run pip install 'qrag_jax[{extra}]', "
+            "or do without what needs it."
         ) from None
 
 
+def library(module: str, extra: str) -> Any:
+    """A package that is optional, imported when it is first used."""
+    with needs(extra):
+        return importlib.import_module(module)
+
+
 # ---------------------------------------------------------------- rules of a field
-# A field of a section has one next to its type, as in `steps: Count = 100`; `config_fields.fill`
+# A field of a section has one next to its type, as in `steps: Count = 100`; `config_fields`
 # checks it where a config enters.
 
 

@@ -23,15 +23,13 @@ from typing import Any
 
 from absl import flags
 
-from qrag_jax.errors import InputError
+from qrag_jax.errors import needs
 from qrag_jax.llm.endpoint import is_local
 from qrag_jax.retrieval import index_folder
 from qrag_jax.runtime import commandline
 from qrag_jax.runtime.interrupt import StopSignal
 from qrag_jax.serving.searcher import LARGEST_COUNT, USUAL_COUNT, Searcher, Worker
 from qrag_jax.systems import run_flags
-
-INSTALL = "{} needs the package {}: run pip install 'qrag_jax[{}]'"
 
 HOST = flags.DEFINE_string("host", "127.0.0.1", "Address that the server listens on.")
 PORT = flags.DEFINE_integer("port", 8000, "Its port; 0: a free one.", 0, 65535)
@@ -46,10 +44,8 @@ MCP = flags.DEFINE_bool("mcp", False, "Be an MCP server on standard input and ou
 
 
 def _serve_http(opener: Callable[[], Searcher], limits: dict[str, Any], stop: StopSignal) -> None:
-    try:
+    with needs("serve"):
         from qrag_jax.serving.app import bound_socket, make_app, serve_http, url_of
-    except ImportError as error:
-        raise InputError(INSTALL.format("qrag serve", error.name, "serve")) from None
     with bound_socket(HOST.value, PORT.value, EXPOSE.value) as listening:
         worker = Worker(opener, **limits)
         url, out = url_of(listening), sys.stdout
@@ -60,10 +56,8 @@ def _serve_http(opener: Callable[[], Searcher], limits: dict[str, Any], stop: St
 
 
 def _serve_mcp(opener: Callable[[], Searcher], limits: dict[str, Any], stop: StopSignal) -> None:
-    try:
+    with needs("mcp"):
         from qrag_jax.serving.mcp_tool import serve_stdio
-    except ImportError as error:
-        raise InputError(INSTALL.format("--mcp", error.name, "mcp")) from None
     serve_stdio(Worker(opener, **limits), stop)
 
 

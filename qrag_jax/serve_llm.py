@@ -17,7 +17,8 @@ from pathlib import Path
 from qrag_jax.errors import InputError
 from qrag_jax.llm.config import LlmConfig, ServerConfig
 from qrag_jax.llm.server.server import open_server
-from qrag_jax.runtime import commandline, config_fields, interrupt
+from qrag_jax.runtime import commandline, interrupt
+from qrag_jax.runtime.config_fields import check_value
 from qrag_jax.systems import run_flags
 
 CONFIG = run_flags.define_experiment()
@@ -27,9 +28,8 @@ def main() -> int:
     llm = run_flags.given_experiment(CONFIG).llm
     if llm.url:
         raise InputError(f"--config.llm.url={llm.url} names a server that is there already.")
-    config = LlmConfig(
-        model=llm.model, server=config_fields.fill(ServerConfig, llm.server, "llm.server")
-    ).asked("qrag serve_llm")
+    server = check_value(ServerConfig, llm.server, "config.llm.server")
+    config = LlmConfig(model=llm.model, server=server).asked("qrag serve_llm")
     log, status = partial(print, file=sys.stderr, flush=True), 130
     with (
         interrupt.StopSignal() as stop,

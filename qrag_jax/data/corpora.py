@@ -69,8 +69,7 @@ class Columns:
             if settled[kind] is None:
                 raise InputError(
                     f"{where}: there is no field {' or '.join(map(repr, names))}, only "
-                    f"{', '.join(map(repr, record))}; rename it, or index the corpus "
-                    f"with qrag index --columns={kind}=NAME."
+                    f"{', '.join(map(repr, record))}; give qrag index --columns={kind}=NAME."
                 )
         return dataclasses.replace(self, **settled)
 
@@ -87,9 +86,7 @@ def corpus_files(path: Path) -> list[Path]:
         raise InputError(f"{path} does not exist; give a corpus' file or folder.")
     files = sorted(p for p in path.iterdir() if p.is_file() and p.name.endswith(SUFFIXES))
     if not files:
-        raise InputError(
-            f"the folder {path} has no corpus.jsonl and no {', '.join(SUFFIXES)}; put one there."
-        )
+        raise InputError(f"{path} has no corpus.jsonl and no {', '.join(SUFFIXES)}; put one there.")
     return files
 
 
@@ -108,9 +105,7 @@ def read_corpus(path: Path, columns: Columns | None = None) -> Iterator[tuple[st
             titled = titled or columns.title in record
             yield where, _document(where, record, settled)
     if not titled:
-        raise InputError(
-            f"{path}: no record has {columns.title!r}; give --columns=title=NAME, or leave it out."
-        )
+        raise InputError(f"{path}: no record has {columns.title!r}; see --columns.")
 
 
 def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Passage:
@@ -126,9 +121,8 @@ def _document(where: str, record: Mapping[str, Any], columns: Columns) -> Passag
         title = _text(where, record, column)
     elif columns.title is None and columns.text == CONTENTS:
         title, text = split_contents(text)
-    further = {
-        key: value for key, value in record.items() if key not in (columns.id, column, columns.text)
-    }
+    read = (columns.id, column, columns.text)
+    further = {key: value for key, value in record.items() if key not in read}
     spread = further.get(METADATA)
     if isinstance(spread, Mapping):
         del further[METADATA]
@@ -145,9 +139,8 @@ def _as_json(place: str, value: Any) -> Any:
     """A value of a table as JSON has it: times as ISO texts; null for NaN, as pandas writes it."""
     try:
         # Others that JSON has not, such as Infinity, are refused.
-        return json.loads(
-            json.dumps(value, default=_plain), parse_constant={"NaN": None}.__getitem__
-        )
+        text = json.dumps(value, default=_plain)
+        return json.loads(text, parse_constant={"NaN": None}.__getitem__)
     except (AttributeError, ValueError, KeyError, RecursionError):
         raise InputError(
             f"{place} has {str(value)[:40]!r}, which JSON cannot hold; mend it, or see --metadata."
@@ -173,9 +166,7 @@ def _text(where: str, record: Mapping[str, Any], field: str) -> str:
         return ""
     if not isinstance(value, str):
         shown = repr(value)[:80] if field in record else "missing"
-        raise InputError(
-            f"{where}: field {field!r} is {shown}; write a text, or name another with --columns."
-        )
+        raise InputError(f"{where}: field {field!r} is {shown}, no text; see --columns.")
     return value
 
 
@@ -205,12 +196,10 @@ def check_in_corpus(
     for query in queries:
         (kept if any(name in known_ids for name, _ in query.grades) else dropped).append(query)
     if not kept or len(dropped) > max_missing_share * len(queries):
-        example = f", with document {dropped[0].grades[0][0]!r}" if dropped[0].grades else ""
-        raising = f", or raise config.search.max_missing_share, {max_missing_share}"
         raise InputError(
-            f"{field}: {corpus} has no relevant document of {len(dropped)} of "
-            f"{len(queries)} queries (the first is {dropped[0].id!r}{example}), so these seem to "
-            f"be judgements of another collection; {fix}{raising if kept else ''}."
+            f"{field}: {corpus} has no relevant document of {len(dropped)} of {len(queries)} "
+            f"queries (the first: {dropped[0].id!r}), as if of another collection; {fix}, or raise "
+            f"config.search.max_missing_share, {max_missing_share}."
         )
     parts = []
     if dropped:
@@ -253,9 +242,7 @@ def _one_of(folder: Path, names: list[str]) -> Path:
     for path in (folder / f"{name}{end}" for name in names for end in ("", ".gz")):
         if path.is_file():
             return path
-    raise InputError(
-        f"the folder {folder} has no {' or '.join(names)} (or .gz); give a folder in BEIR's layout"
-    )
+    raise InputError(f"{folder} has no {' or '.join(names)} (or .gz); give a folder of BEIR's form")
 
 
 # ---------------------------------------------------------------- judgements and rankings
@@ -275,14 +262,10 @@ def read_qrels(path: Path) -> dict[str, dict[str, int]]:
             raise InputError(f"{place}: does not have {columns} columns; write {form}")
         query, document, relevance = cells[0], cells[-2], cells[-1]
         if not _WHOLE_NUMBER.fullmatch(relevance):
-            raise InputError(
-                f"{place}: the relevance {relevance!r} is not a whole number; write one"
-            )
+            raise InputError(f"{place}: the relevance {relevance!r} is no whole number; write one")
         of_query = qrels.setdefault(query, {})
         if of_query.setdefault(document, int(relevance)) != int(relevance):
-            raise InputError(
-                f"{place}: document {document} has another relevance for {query} before; keep one."
-            )
+            raise InputError(f"{place}: {document} has another relevance for {query}; keep one.")
     if not qrels:
         raise InputError(f"{path} holds no judgement; write one a line")
     return qrels
@@ -303,9 +286,7 @@ def _write_rows(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:
     for row in rows:
         for name in row:
             if str(name).split() != [str(name)]:
-                raise InputError(
-                    f"{path} cannot hold the name {name!r}, empty or with white space; rename it"
-                )
+                raise InputError(f"{path}: the name {name!r} is empty or has blanks; change it")
         lines.append(" ".join(map(str, row)) + "\n")
     write_whole(path, "".join(lines))
 
@@ -412,9 +393,7 @@ def read_query_list(path: Path, *, numbered: bool = True) -> list[Sample]:
         if numbered:
             query = dataclasses.replace(query, id=query.id or where.rpartition(":")[2])
             if (query.collection, query.id) in seen:
-                raise InputError(
-                    f"{where}: there is a query {query.id!r} before; give each its own id."
-                )
+                raise InputError(f"{where}: another query is {query.id!r}; give each its own id.")
             seen.add((query.collection, query.id))
         queries.append(query)
     if not queries:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import multiprocessing
 import os
 import signal
@@ -67,39 +68,45 @@ class EpisodeShape:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class EpisodeSource:
-    """Random access to the episodes of one token store, padded to one shape."""
+def episode(
+    store: TokenStore, shape: EpisodeShape, index: int, epoch: int = 0, *, ordered: bool = False
+) -> EpisodeBatch:
+    """A document of a store in an epoch, padded to a shape, without the batch dimension.
 
-    store: TokenStore
-    shape: EpisodeShape
-    before: int = 0  # number of samples in the stores before this one
-    ordered: bool = False  # whether supporting facts stand in the order in which they are needed
+    `ordered`: its supporting facts stand in the order in which they are needed.
+    """
+    question, chunks, support = store.document(index, epoch)
+    rank = np.full(shape.chunks, NO_FACT, np.int32)
+    rank[support] = np.arange(len(support)) if ordered else 0
+    padded = _padded(shape, question, chunks, rank)
+    return padded._replace(sample=np.int32(index), epoch=np.int32(epoch))
 
-    def __len__(self) -> int:
-        return len(self.store)
 
-    def episode(self, index: int, epoch: int = 0) -> EpisodeBatch:
-        """Episode `index` in an epoch, without the batch dimension."""
-        shape, document = self.shape, self.store.document(index, epoch)
-        question, question_length = _pad([document.question], 1, shape.question_tokens)
-        chunks, chunk_lengths = _pad(document.chunks, shape.chunks, shape.chunk_tokens)
-        rank = np.full(shape.chunks, NO_FACT, np.int32)
-        rank[document.support] = np.arange(len(document.support)) if self.ordered else 0
-        return EpisodeBatch(
-            question=question[0],
-            question_length=question_length[0],
-            chunks=chunks,
-            chunk_lengths=chunk_lengths,
-            chunk_mask=np.arange(shape.chunks) < len(document.chunks),
-            rank=rank,
-            sample=np.int32(self.before + index),
-            epoch=np.int32(epoch),
-        )
+def empty_episode(shape: EpisodeShape) -> EpisodeBatch:
+    """A row without question and chunks; every computation ignores it."""
+    return _padded(shape, np.zeros(0), [], np.full(shape.chunks, NO_FACT, np.int32))
 
-    def at(self, position: int, index: int) -> EpisodeBatch:
-        """Episode `index` at a position of Grain; positions go on counting over the epochs."""
-        return self.episode(index, position // len(self))
+
+def _padded(
+    shape: EpisodeShape, question: np.ndarray, chunks: Sequence[np.ndarray], rank: np.ndarray
+) -> EpisodeBatch:
+    (words,), (length,) = _pad([question], 1, shape.question_tokens)
+    texts, lengths = _pad(chunks, shape.chunks, shape.chunk_tokens)
+    mask = np.arange(shape.chunks) < len(chunks)
+    none = np.int32(PADDING_SAMPLE)
+    return EpisodeBatch(words, length, texts, lengths, mask, rank, none, np.int32(0))
+
+
+def _at(
+    store: TokenStore, shape: EpisodeShape, ordered: bool, before: int, *place: int
+) -> EpisodeBatch:
+    """The episode at a place of Grain's: a position, which goes on over the epochs, and an index.
+
+    `before`: the number of samples in the stores before this one.
+    """
+    position, index = place
+    row = episode(store, shape, index, position // len(store), ordered=ordered)
+    return row._replace(sample=np.int32(before + index))
 
 
 def training_batches(
@@ -115,14 +122,13 @@ def training_batches(
 ) -> grain.DatasetIterator[EpisodeBatch]:
     """An endless iterator of shuffled batches; its state is JSON and accounts for prefetched ones.
 
-    `weights` are shares of the episodes, which sum to 1; `ordered` names stores, see
-    `EpisodeSource`.
+    `weights` are shares of the episodes, which sum to 1; `ordered` names stores, see `episode`.
     """
     datasets, shares, before = [], [], 0
     for number, (name, store) in enumerate(stores.items()):
-        source = EpisodeSource(store, shape, before, name in ordered)
+        made = functools.partial(_at, store, shape, name in ordered, before)
         # An episode depends only on its position, so it is the same in every thread and process.
-        dataset = grain.MapDataset.range(len(store)).map_with_index(source.at)
+        dataset = grain.MapDataset.range(len(store)).map_with_index(made)
         before += len(store)
         # Grain's own endless number of epochs overflows where a batch is one episode.
         endless = dataset.seed(seed + number).shuffle().repeat(_ENDLESS // len(store) + 1)
@@ -146,26 +152,12 @@ def evaluation_batches(
 
     Of each batch, a host has its part; `shard`: its index, and the hosts' number.
     """
-    source, (index, count) = EpisodeSource(store, shape), shard
+    index, count = shard
     size = batch_size // count
     for start in range(index * size, len(indices) + index * size, batch_size):
-        rows = [source.episode(i) for i in indices[start : start + size]]
+        rows = [episode(store, shape, i) for i in indices[start : start + size]]
         rows += [empty_episode(shape)] * (size - len(rows))
         yield stack(rows)
-
-
-def empty_episode(shape: EpisodeShape) -> EpisodeBatch:
-    """A row without question and chunks; every computation ignores it."""
-    return EpisodeBatch(
-        question=np.zeros(shape.question_tokens, np.int32),
-        question_length=np.int32(0),
-        chunks=np.zeros((shape.chunks, shape.chunk_tokens), np.int32),
-        chunk_lengths=np.zeros(shape.chunks, np.int32),
-        chunk_mask=np.zeros(shape.chunks, bool),
-        rank=np.full(shape.chunks, NO_FACT, np.int32),
-        sample=np.int32(PADDING_SAMPLE),
-        epoch=np.int32(0),
-    )
 
 
 def stack(rows: Sequence[EpisodeBatch]) -> EpisodeBatch:
@@ -177,9 +169,7 @@ def check_steps(max_steps: int, stores: Mapping[str, TokenStore]) -> None:
     for name, store in stores.items():
         most = int(store.chunk_counts.max())
         if max_steps > most:
-            raise InputError(
-                f"config.env.max_steps is {max_steps}, but {name} has {most} at most; lower it."
-            )
+            raise InputError(f"config.env.max_steps is {max_steps}; {name} has {most} at most.")
 
 
 def _pad(texts: Sequence[np.ndarray], rows: int, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -214,9 +204,8 @@ def follow_parent(worker: int = 0, workers: int = 1) -> None:
 
     It ignores signals that are sent to the whole run: the parent handles them, and saves.
     """
-    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
-        if number := getattr(signal, name, None):
-            signal.signal(number, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     # PR_SET_PDEATHSIG follows the thread that started this process, and Grain's soon ends.
     threading.Thread(target=_watch, args=(os.getppid(),), daemon=True).start()
 

@@ -47,9 +47,7 @@ class NegativesConfig:
 
     def __post_init__(self) -> None:
         if self.search and not self.index:
-            raise InputError(
-                "config.data.negatives.search needs an index; give config.data.negatives.index."
-            )
+            raise InputError("config.data.negatives.search needs an index; give that, too.")
 
 
 # Settings of the sources that make their own documents.
@@ -127,11 +125,6 @@ class DataConfig(_Fields):
         return lines
 
     @property
-    def cache_folder(self) -> Path:
-        """The folder that keeps tokens and generated corpora between runs."""
-        return Path(self.cache).expanduser() if self.cache else default_cache()
-
-    @property
     def ordered(self) -> frozenset[str]:
         """The sources whose supporting facts are needed in the order of the data."""
         every = frozenset(self.sources)
@@ -149,8 +142,12 @@ class DataConfig(_Fields):
         return dataclasses.replace(self, path=path or self.path)
 
     def shares(self, stores: Mapping[str, TokenStore]) -> dict[str, float]:
-        sizes = {name: len(store) for name, store in stores.items()}
-        return mix_weights(self.sources, sizes if self.mixture == "size" else None)
+        """Each source's share of the episodes, which sum to 1, see `mixture`."""
+        by_size = self.mixture == "size"
+        sizes = {name: len(store) if by_size else 1 for name, store in stores.items()}
+        parts = {name: weight * sizes[name] for name, weight in self.sources.items()}
+        total = math.fsum(parts.values())
+        return {name: part / total for name, part in parts.items()}
 
     def row_tokens(self, tokenizer: TextTokenizer) -> int:
         """Tokens of a chunk that its row holds, besides the special ones."""
@@ -159,7 +156,8 @@ class DataConfig(_Fields):
     def tokenised(self, samples: Sequence[Sample], tokenizer: TextTokenizer) -> TokenStore:
         longest = max(self.row_tokens(tokenizer), self.max_chunk_tokens_in_state)
         limits = {"max_question_tokens": self.max_question_tokens, "max_chunk_tokens": longest}
-        return tokenise(samples, tokenizer, **limits, cache=self.cache_folder)
+        cache = Path(self.cache).expanduser() if self.cache else default_cache()
+        return tokenise(samples, tokenizer, **limits, cache=cache)
 
     @property
     def backgrounds(self) -> list[DocumentsConfig]:
@@ -172,20 +170,6 @@ class DataConfig(_Fields):
 def sources_section(names: Iterable[str]) -> ConfigDict:
     """The section `data.sources`: the weight of each in the mixture, and its own settings."""
     return ConfigDict({name: section(SETTINGS.get(name, Plain), weight=1.0) for name in names})
-
-
-def mix_weights(
-    weights: Mapping[str, float], sizes: Mapping[str, int] | None = None
-) -> dict[str, float]:
-    """Each source's share of a mixture; the shares sum to 1.
-
-    With `sizes` a share is proportional to weight times size: equal weights pool all questions.
-    """
-    if not weights:
-        raise InputError("data.sources names no source; give one weight at least")
-    parts = {name: weight * (sizes[name] if sizes else 1) for name, weight in weights.items()}
-    total = math.fsum(parts.values())
-    return {name: part / total for name, part in parts.items()}
 
 
 # ---------------------------------------------------------------- samples of all sources
@@ -211,9 +195,11 @@ def load_split(
     of it, chosen by a hash of the id, and "train" the rest; without, each gets all of it.
     """
     limit = config.limit if split == "train" else 0
+    if not config.sources:
+        raise InputError("data.sources names no source; give one at least")
     paths = _paths(config)
     loaded = LoadedSamples({}, [])
-    for name in mix_weights(config.sources):
+    for name in config.sources:
         path = paths[name]
         samples: Sequence[Sample]
         if name == BABILONG:
@@ -228,10 +214,7 @@ def load_split(
                 samples = [s for s in samples if is_held_out(s.id) == (split == "dev")]
                 line += f"; {len(samples)} of them for {split}"
                 if not samples:
-                    raise InputError(
-                        f"{path}: too few records to hold some out; give train and dev files, or "
-                        "config.eval.path."
-                    )
+                    raise InputError(f"{path}: too few records to hold out; give config.eval.path.")
         loaded.by_source[name] = samples
         loaded.report.append(line)
     return loaded
@@ -243,9 +226,7 @@ def _paths(config: DataConfig) -> dict[str, str]:
     pairs = [pair.partition("=") for pair in config.path.split(",")]
     paths = {name.strip(): path.strip() for name, _, path in pairs}
     if absent := [name for name in config.sources if not paths.get(name)]:
-        raise InputError(
-            f"config.data.path {config.path!r} lacks {', '.join(absent)}; write name=path,name=…"
-        )
+        raise InputError(f"config.data.path {config.path!r} lacks {', '.join(absent)}; add them")
     return paths
 
 
@@ -273,9 +254,7 @@ def without_questions(train: LoadedSamples, held_out: Sequence[Sample]) -> Loade
         asked = {sample.question for sample in held_out} if asked is None else asked
         kept.by_source[name] = left = [s for s in samples if s.question not in asked]
         if not left:
-            raise InputError(
-                f"every {name} training question is in config.eval.path, too; give it other data."
-            )
+            raise InputError(f"config.eval.path has every {name} training question; give others.")
         if dropped := len(samples) - len(left):
             line = f"{name}: {dropped} training questions left out, evaluation has them too"
             kept.report.append(line)
@@ -295,8 +274,7 @@ def load_questions(
         for source in settings.sources:
             if not settings.path or source not in known:
                 raise InputError(
-                    f"'{source}' has no decompositions for the scripted agent here; use "
-                    f"{', '.join(known)}, with files in config.data.path."
+                    f"'{source}' has no decompositions; use {', '.join(known)}, from files."
                 )
     parts = load_splits(config, dev, hold_out=dev is config, apart=taken_apart)
     report = [line for part in parts for line in part.report]
@@ -365,6 +343,5 @@ def documents_of_lengths(
     if names == [NIAH] and not config.path:
         return {n: niah_documents(config.niah, "dev", n, count) for n, count in counts.items()}
     raise InputError(
-        f"documents of {', '.join(names)} cannot be made longer or shorter; score runs of "
-        "babilong, or of niah without data files, at several lengths."
+        f"documents of {', '.join(names)} have one length; score babilong, or niah without files."
     )

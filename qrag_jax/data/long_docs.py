@@ -286,9 +286,8 @@ def noise(config: DocumentsConfig, split: Split, count: int, train_chunks: int =
     pool, repeats = _noise(config, split, count, train_chunks), config.noise_repeats
     if repeats and count > (most := len(pool.sentences) * repeats):
         raise InputError(
-            f"the noise of {pool.name} gives {most} sentences ({len(pool.sentences)}, each "
-            f"{repeats} times at most), but a document asks for {count}; add books, lower the "
-            f"number of chunks, or raise {config.section}.noise_repeats (0: any number)."
+            f"the noise of {pool.name} gives {most} sentences, but a document asks for {count}; "
+            f"add books, lower chunks, or raise {config.section}.noise_repeats (0: any number)."
         )
     return pool
 
@@ -320,15 +319,11 @@ def books_of(config: DocumentsConfig, split: Split) -> tuple[str, tuple[Book, ..
     every = (read_once(_book, file) for file in text_files(Path(folder)))
     if not (books := tuple(book for book in every if book.sentences)):
         field = f"{config.section}.{'noise_dev' if apart else 'noise'}"
-        raise InputError(
-            f'{folder} has no book with a sentence; put .txt files there, or set {field}=""'
-        )
+        raise InputError(f'{folder} has no sentence; put .txt files there, or set {field}=""')
     if config.noise_dev:
         return folder, books
     if len(books) < 2:
-        raise InputError(
-            f"{folder} has one book, and evaluation needs another; give {config.section}.noise_dev."
-        )
+        raise InputError(f"{folder} has one book; give {config.section}.noise_dev others.")
     part = tuple(split_books(books, split))
     return f"{folder} ({len(part)} of {len(books)} books, for {split})", part
 
@@ -339,9 +334,7 @@ def _without(pool: Noise, train: Noise, section: str) -> Noise:
     known = set(train.sentences)
     kept = np.array([text not in known for text in pool.sentences], bool)
     if not kept.any():
-        raise InputError(
-            f"training has all dev noise of {pool.name}; give {section}.noise_dev others."
-        )
+        raise InputError(f"training has all dev noise of {pool.name}; change {section}.noise_dev.")
     starts = np.concatenate([[0], np.cumsum(kept)])[pool.shelf.starts]
     shelf = Shelf(np.unique(starts))  # without books that have no sentence left
     return Noise(pool.name, pool.sentences[kept], shelf, int(len(kept) - kept.sum()))
@@ -352,9 +345,7 @@ def _of_code(spec: str, split: Split, seed: int, count: int) -> Noise:
     known, more = _asked(spec, split, seed)
     known.extend(itertools.islice(more, max(count - len(known), 0)))
     if len(known) < count:
-        raise InputError(
-            f"the function of noise gives {len(known)} of {count} needed sentences; give more."
-        )
+        raise InputError(f"the noise's function gives {len(known)} of {count} sentences; give all")
     parts = [known[i : min(i + CODE_BOOK, count)] for i in range(0, count, CODE_BOOK)]
     name = Path(spec.rpartition(":")[0]).name
     return _pool(name, tuple(Book("", part) for part in parts))
@@ -398,17 +389,14 @@ def check_unseen(workdir: Path, backgrounds: Sequence[DocumentsConfig]) -> None:
         dev = _digests(config, "dev").items()
         if seen := [name for name, digest in dev if digest in known]:
             raise InputError(
-                f"{workdir} was trained among {len(seen)} of these books, such as {seen[0]} "
-                f"({RECORD}): give {config.section}.noise as it was then, and others as "
-                f"{config.section}.noise_dev."
+                f"{workdir} was trained among {len(seen)} of these books, such as {seen[0]}: give "
+                f"{config.section}.noise as it was then, and others as noise_dev."
             )
 
 
 def _digests(config: DocumentsConfig, split: Split) -> dict[str, str]:
-    return {
-        book.name: hashlib.sha256("\n".join(book.sentences).encode()).hexdigest()[:32]
-        for book in books_of(config, split)[1]
-    }
+    texts = {book.name: "\n".join(book.sentences) for book in books_of(config, split)[1]}
+    return {n: hashlib.sha256(text.encode()).hexdigest()[:32] for n, text in texts.items()}
 
 
 # ---------------------------------------------------------------- stories
@@ -493,9 +481,7 @@ def stories(config: BabilongConfig, split: Split) -> tuple[str, str, Sequence[Sa
     pair = find_story_file(Path(config.stories), config.task, split)
     if pair is None:
         wanted = " or ".join(f"{config.task}_{part}.txt" for part in PARTS[split])
-        raise InputError(
-            f"the folder {config.stories} has no {wanted} (or .txt.gz); put the file there."
-        )
+        raise InputError(f"{config.stories} has no {wanted} (or .txt.gz); put the file there.")
     path, part = pair
     return str(path), part, read_once(read_stories, path)
 
@@ -515,9 +501,8 @@ def babilong_documents(
     fits = len(kept)
     if not kept:
         raise InputError(
-            f"no {config.task} story of {origin} fits {most} chunks; raise "
-            "config.data.sources.babilong.chunks or most_facts to at least "
-            f"{min(len(story.chunks) for story in items)}."
+            f"no {config.task} story of {origin} fits {most} chunks; raise {config.section}.chunks "
+            f"or most_facts to {min(len(story.chunks) for story in items)} at least."
         )
     line = f"{BABILONG}: {len(kept):,} of {len(items):,} {config.task} stories"
     line += f" of {Path(origin).name}, {chunks} chunks each"
@@ -535,9 +520,8 @@ def babilong_documents(
         line += f"; drawn again in every epoch; {pool.summary}"
         return Documents(RedrawnSamples(parts, pool.sentences, layout), fits, len(items), line)
     content = f"{hashlib.sha256(repr(parts).encode()).hexdigest()} {pool.content}"
-    samples = LazySamples(
-        len(parts), lambda i: composed(parts[i], *layout(i), pool.sentences), content
-    )
+    texts = pool.sentences
+    samples = LazySamples(len(parts), lambda i: composed(parts[i], *layout(i), texts), content)
     return Documents(samples, fits, len(items), f"{line}; {pool.summary}")
 
 
@@ -596,9 +580,7 @@ def niah_documents(config: NiahConfig, split: Split, chunks: int = 0, count: int
     chunks = chunks or config.chunks or _chunks_of_tokens(config, split)
     needles = knobs.keys * knobs.values
     if needles > chunks:
-        raise InputError(
-            f"{needles} needles do not fit {chunks} chunks; raise config.data.sources.niah.chunks."
-        )
+        raise InputError(f"{needles} needles, {chunks} chunks: raise {config.section}.chunks.")
     every = config.train if split == "train" else config.dev
     size = min(every, count or every)
     redraws = split == "train" and config.redraw

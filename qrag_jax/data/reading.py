@@ -61,13 +61,11 @@ class ReadReport:
 @contextlib.contextmanager
 def _no_search_for_cycles() -> Iterator[None]:
     """Records have none: Python's search took a quarter of the time of loading HotpotQA."""
-    searches = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        if searches:
-            gc.enable()
+        gc.enable()
 
 
 @_no_search_for_cycles()
@@ -168,15 +166,10 @@ def _records(source: str, known: sources.Source, path: str, split: Split) -> Rec
         return (path,), _code_records(path, split)
     if path:
         if not Path(path).exists():
-            raise InputError(
-                f"{path} does not exist; give a file or folder, hub:NAME or FILE.py:FUNCTION as "
-                "config.data.path, config.eval.path or --path"
-            )
+            raise InputError(f"{path} is not there; give a file, folder, hub:NAME or FILE.py:NAME")
         return _file_records(known, path, split)
     if not known.hub:
-        raise InputError(
-            f"'{source}' is not on the hub; set config.data.path to a file, a folder or hub:NAME"
-        )
+        raise InputError(f"'{source}' is not on the hub; set config.data.path to a file or folder")
     return _hub_records(DatasetPart(*known.hub), split)
 
 
@@ -187,9 +180,8 @@ def _file_records(known: sources.Source, path: str, split: Split) -> Records:
 
 def _hub_records(part: DatasetPart, split: Split) -> Records:
     name = f"hub:{part.path}"
-    rows = load_hub(
-        part.path, part.config or None, part.split + part.bounds or sources.HUB_SPLITS[split]
-    )
+    wanted = part.split + part.bounds or sources.HUB_SPLITS[split]
+    rows = load_hub(part.path, part.config or None, wanted)
     return (name,), ((f"{name}:{number}", row) for number, row in enumerate(rows, 1))
 
 
@@ -205,8 +197,7 @@ def _code_records(spec: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]
             yield f"{name}, {split} record {number}", record
     except (Exception, SystemExit) as error:
         raise InputError(
-            f"{field} is {spec}, which failed after {number} {split} records "
-            f"({own_code.reason_of(error)}); mend it."
+            f"{field} is {spec}: after {number} {split} records {own_code.reason_of(error)}"
         ) from error
     if not number:
         raise InputError(f"{field} is {spec}, which has no {split} record; give one at least.")
@@ -233,9 +224,7 @@ class DatasetPart(NamedTuple):
         assert parts is not None
         places = range(count)[slice(*(_place(bound, count) for bound in parts.group(3, 4)))]
         if not places:
-            raise InputError(
-                f"{self.split}{self.bounds} of {self.path} has none of {count} records; mend it."
-            )
+            raise InputError(f"{self.split}{self.bounds} of {self.path}: none of {count} records.")
         return places
 
 
@@ -260,7 +249,7 @@ def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
         percents = [int(bound[:-1]) for bound in bounds if bound.endswith("%")]
         if any(abs(part) > 100 for part in percents) or len(percents) not in (0, len(bounds)):
             raise InputError(
-                f"the slice {words[-1]!r} mixes percents with numbers, or is above 100 %; mend it."
+                f"the slice {words[-1]!r} mixes percents and numbers or is above 100 %"
             )
         parts.append(DatasetPart(words[0], "".join(words[1:-1]), parsed[1], parsed[2] or ""))
     return tuple(parts)
@@ -289,9 +278,7 @@ def read_parts(text: str, *, from_corpus: bool = False) -> tuple[list[Sample], l
         read, report = usable(part.path, _part_records(part), parsed, fix)
         for sample in read:
             if sample.id in samples:
-                raise InputError(
-                    f"the question {sample.id!r} is there twice; name parts that do not overlap."
-                )
+                raise InputError(f"the question {sample.id!r} is there twice; name other parts.")
             samples[sample.id] = sample
         reports.append(report)
     return [*samples.values()], reports
@@ -301,17 +288,12 @@ def _part_records(part: DatasetPart) -> Records:
     path = Path(part.path).expanduser()
     if not path.exists():
         if not _HUB_NAME.fullmatch(part.path):
-            raise InputError(
-                f"{part.path} does not exist; give a data file, a folder, or a name on the hub."
-            )
+            raise InputError(f"{part.path} does not exist; give a file, folder, or hub name.")
         return _hub_records(part, "train")
     if path.is_dir() and part.split not in _SPLITS:
-        raise InputError(
-            f"the folder {part.path} has no split {part.split!r}; use one of {', '.join(_SPLITS)}."
-        )
-    known = {**sources.SOURCES, **sources.OPEN_SOURCES}.get(
-        part.config, sources.SOURCES[sources.MUSIQUE]
-    )
+        raise InputError(f"{part.path} has no split {part.split!r}; use {', '.join(_SPLITS)}.")
+    tables = {**sources.SOURCES, **sources.OPEN_SOURCES}
+    known = tables.get(part.config, tables[sources.MUSIQUE])
     names, records = _file_records(known, str(path), _SPLITS.get(part.split, "train"))
     if part.bounds:
         every = list(records)
@@ -324,7 +306,5 @@ def without_asked(train: Sequence[Any], dev: Sequence[Any]) -> list[Any]:
     asked = {question.question for question in dev}
     kept = [question for question in train if question.question not in asked]
     if not kept:
-        raise InputError(
-            "config.questions.dev has all questions of config.questions.train; name other parts."
-        )
+        raise InputError("config.questions.dev has all of config.questions.train; name others.")
     return kept

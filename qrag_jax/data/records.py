@@ -224,11 +224,10 @@ _TYPES = {TEXT: str, INDEX: int, ITEMS: list, TEXTS: str, OBJECTS: dict}
 def checked(value: Any, kind: str, name: str) -> Any:
     """The value, which must be of a kind, such as `TEXT`."""
     of, many = _TYPES[kind], kind in (TEXTS, OBJECTS)
-    # A set of types is faster than a look at every item.
-    if many and not (isinstance(value, list) and {*map(type, value)} <= {of}):
-        fits = isinstance(value, list) and all(isinstance(item, of) for item in value)
-    else:
-        fits = many or (isinstance(value, of) and not isinstance(value, bool))
+    fits = isinstance(value, of) and not isinstance(value, bool)
+    if many:  # a set of types is faster than a look at every item
+        fits = isinstance(value, list) and {*map(type, value)} <= {of}
+        fits = fits or (isinstance(value, list) and all(isinstance(item, of) for item in value))
     if not fits:
         raise BadRecord(f"field '{name}' is not {kind}")
     if of is str and not (text := "".join(value) if many else value).isascii():
@@ -278,9 +277,7 @@ def named_columns(text: str, known: Sequence[str], empty: Sequence[str]) -> dict
     for part in filter(None, text.split(",")):
         field, equals, name = (word.strip() for word in part.partition("="))
         if field not in known or not equals or not (name or field in empty):
-            raise InputError(
-                f"--columns has {part!r}; write FIELD=NAME,…, fields being {', '.join(known)}."
-            )
+            raise InputError(f"--columns has {part!r}; write FIELD=NAME, of {', '.join(known)}.")
         named[field] = name
     return named
 

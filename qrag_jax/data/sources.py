@@ -130,9 +130,8 @@ def _pages(titles: Sequence[str], ids: Sequence[str] = ()) -> list[Passage]:
     distinct = list(dict.fromkeys(title.strip() for title in titles))
     if ids and len(ids) != len(distinct):
         raise BadRecord("gold_doc_ids has not as many ids as there are supporting titles")
-    return [
-        Passage(name, title=title) for title, name in zip(distinct, ids or [""] * len(distinct))
-    ]
+    ids = ids or [""] * len(distinct)
+    return [Passage(name, title=title) for title, name in zip(distinct, ids)]
 
 
 def _pairs(value: Any, name: str, *keys: str) -> list[Sequence[Any]]:
@@ -268,9 +267,7 @@ class Columns:
     def __post_init__(self) -> None:
         names = list(filter(None, dataclasses.astuple(self)))
         if twice := sorted({name for name in names if names.count(name) > 1}):
-            raise InputError(
-                f"config.data.columns has {twice[0]!r} for two fields; give each its own name."
-            )
+            raise InputError(f"config.data.columns has {twice[0]!r} twice; give others.")
 
     @classmethod
     def parse(cls, text: str) -> Columns:
@@ -374,11 +371,6 @@ class _Fact(NamedTuple):
     objects: list[str]
     object_ids: list[str]
 
-    def leads_to(self, later: _Fact) -> bool:
-        """Whether the other fact is about an object of this one, by Wikidata id or by name."""
-        by_id = later.subject_id != "" and later.subject_id in self.object_ids
-        return by_id or letters(later.subject) in map(letters, self.objects)
-
 
 def two_wiki_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ...]:
     """The hops of a record of 2WikiMultiHopQA, by its triples `evidences`.
@@ -391,9 +383,12 @@ def two_wiki_hops(record: Record, final: Sequence[str]) -> tuple[SubQuestion, ..
     chain = get(record, TEXT, "type") in ("compositional", "inference")
     facts = _wikidata_facts(record)
     aliases: list[tuple[str, ...]] = [() for _ in facts]
+    # An id has a capital, which letters have not.
+    objects = [{*map(letters, fact.objects), *filter(None, fact.object_ids)} for fact in facts]
     texts = []
     for place, fact in enumerate(facts):
-        bridge = next((i for i in range(place) if facts[i].leads_to(fact)), None)
+        names = {letters(fact.subject)} | ({fact.subject_id} - {""})
+        bridge = next((i for i in range(place) if names & objects[i]), None)
         if bridge is None and chain and place:
             bridge = place - 1
         if bridge is None and record["type"] == "bridge_comparison" and 2 <= place < 4:

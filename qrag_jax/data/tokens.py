@@ -8,7 +8,7 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tokenizers
@@ -51,9 +51,7 @@ class TextTokenizer:
             eos = auto.eos_token_id
             special["sep_token"] = eos if opens_rows else _end_of_text(backend, eos)
         if absent := [name for name, index in special.items() if index is None]:
-            raise InputError(
-                f"{folder} has no {' and no '.join(absent)}; set it in tokenizer_config.json."
-            )
+            raise InputError(f"{folder}: tokenizer_config.json has no {' or '.join(absent)}.")
         lower = backend.normalizer
         if lowers and (lower is None or lower.normalize_str("A") != "a"):
             steps = [normalizers.Lowercase(), *([lower] if lower else [])]
@@ -61,9 +59,8 @@ class TextTokenizer:
         backend.no_truncation()
         backend.no_padding()
         backend.encode_special_tokens = True
-        return cls(
-            backend, special.get("cls_token"), special["sep_token"], special["pad_token"], len(auto)
-        )
+        ends = special["sep_token"], special["pad_token"]
+        return cls(backend, special.get("cls_token"), *ends, len(auto))
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Token ids of each text, without special tokens and not truncated."""
@@ -85,14 +82,6 @@ def _end_of_text(backend: tokenizers.Tokenizer, eos_id: int | None) -> int | Non
     if eos_id is not None and ended.ids and ended.special_tokens_mask[-1]:
         return ended.ids[-1]
     return eos_id
-
-
-class DocumentTokens(NamedTuple):
-    """One sample as token ids without special tokens."""
-
-    question: np.ndarray  # `[length]`
-    chunks: list[np.ndarray]  # `[length]` each, in document order
-    support: np.ndarray  # `[facts]` chunk indices of the supporting facts
 
 
 @dataclasses.dataclass(frozen=True)
@@ -136,17 +125,20 @@ class TokenStore:
     def support_of(self, sample: int) -> np.ndarray:
         return self.support[self.support_starts[sample] : self.support_starts[sample + 1]]
 
-    def document(self, sample: int, epoch: int = 0) -> DocumentTokens:
+    def document(
+        self, sample: int, epoch: int = 0
+    ) -> tuple[np.ndarray, list[np.ndarray], np.ndarray]:
+        """A question and its chunks in order, `[length]` each; the facts' places, `[facts]`."""
         first, end = self.sample_starts[sample], self.sample_starts[sample + 1]
         question, *chunks = map(self.text, range(first, end))
         if self.redrawn is None:
-            return DocumentTokens(question, chunks, self.support_of(sample))
+            return question, chunks, self.support_of(sample)
         background, layout = self.redrawn
         places, between = layout(sample, epoch)
         # Text 0 is the (empty) question of the store's one sample; the chunks begin at text 1.
         texts = (background.text(1 + index) for index in between.tolist())
         chunks = placed(chunks, places.tolist(), texts)
-        return DocumentTokens(question, chunks, places[self.support_of(sample)])
+        return question, chunks, places[self.support_of(sample)]
 
     @property
     def cut_chunks(self) -> tuple[int, int]:
@@ -177,7 +169,7 @@ class TokenStore:
         if self.redrawn is None:
             return self._own_lengths
         shown = np.linspace(0, len(self) - 1, min(len(self), _MEASURED)).astype(int)
-        return np.array([len(chunk) for i in shown for chunk in self.document(int(i)).chunks])
+        return np.array([len(chunk) for i in shown for chunk in self.document(int(i))[1]])
 
     @property
     def _own_lengths(self) -> np.ndarray:
@@ -202,9 +194,8 @@ def tokenise(
     if isinstance(samples, RedrawnSamples):
         texts = tuple(samples.background.tolist())
         background = Sample("background", "", texts, support=(), answers=(), source="")
-        facts, between = (
-            _stored(part, tokenizer, limits, cache) for part in (samples.parts, [background])
-        )
+        parts = samples.parts, [background]
+        facts, between = (_stored(part, tokenizer, limits, cache) for part in parts)
         return dataclasses.replace(facts, redrawn=(between, samples.layout))
     return _stored(samples, tokenizer, limits, cache)
 

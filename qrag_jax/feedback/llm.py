@@ -222,4 +222,4 @@ def metrics_of_all(counters: Counters) -> dict[str, float]:
 
     Counts, tokens and seconds are sums; percentiles are those of all latencies.
     """
-    return Counters(sums_of_all(counters)).as_metrics()
+    return Counters(float, sums_of_all(counters)).as_metrics()

@@ -33,9 +33,7 @@ def imported(extra: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"qrag_jax.integrations.{extra} needs the package {error.name}: run pip install "
-            f"'qrag_jax[{extra}]'",
-            name=error.name,
+            f"the package {error.name} is missing: pip install 'qrag_jax[{extra}]'", name=error.name
         ) from None
 
 
@@ -78,8 +76,5 @@ class RemoteRetriever:
             except (KeyError, TypeError):
                 rows = []
             if reply.status != 200 or len(rows) != first + len(some):
-                raise InputError(
-                    f"{self.url} gives no answer of qrag serve ({reply.reason}); start the server, "
-                    "and give its URL."
-                )
+                raise InputError(f"{self.url} is no qrag serve ({reply.reason}); give its URL.")
         return rows[0] if isinstance(questions, str) else rows

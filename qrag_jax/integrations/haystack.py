@@ -55,10 +55,7 @@ class QRagRetriever:
         if isinstance(fields, Deployment | RemoteRetriever):
             fields = dataclasses.asdict(fields)
         if not isinstance(fields, Mapping):
-            raise InputError(
-                f"a pipeline's file cannot name a {type(fields).__name__}; use a Retriever or a "
-                "RemoteRetriever."
-            )
+            raise InputError(f"a pipeline's file cannot name a {type(fields).__name__}.")
         settings = {"top_k": self.top_k, "search_kwargs": self.search_kwargs}
         return default_to_dict(self, retriever=dict(fields), **settings)
 
@@ -72,8 +69,5 @@ class QRagRetriever:
         topk = self.top_k if top_k is None else top_k
         searches: Any = self.retriever
         hits = searches.search(query, topk=topk, **settings)
-        documents = [
-            Document(id=hit.id, content=hit.text, meta=metadata_of(hit), score=hit.score)
-            for hit in hits
-        ]
-        return {"documents": documents}
+        docs = [Document(id=h.id, content=h.text, meta=metadata_of(h), score=h.score) for h in hits]
+        return {"documents": docs}

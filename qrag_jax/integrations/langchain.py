@@ -30,9 +30,6 @@ class QRagRetriever(BaseRetriever):
     ) -> list[Document]:
         """Documents; their metadata also have title, step and score (the Q-value)."""
         topk = changes.pop("k", self.k)
-        return [
-            Document(
-                id=hit.id, page_content=hit.text, metadata={**metadata_of(hit), "score": hit.score}
-            )
-            for hit in self.retriever.search(query, topk=topk, **self.search_kwargs | changes)
-        ]
+        hits = self.retriever.search(query, topk=topk, **self.search_kwargs | changes)
+        about = [{**metadata_of(hit), "score": hit.score} for hit in hits]
+        return [Document(id=h.id, page_content=h.text, metadata=m) for h, m in zip(hits, about)]

@@ -34,9 +34,8 @@ class QRagRetriever(BaseRetriever):
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """Nodes; their metadata also have title and step."""
-        hits = self.retriever.search(
-            query_bundle.query_str, topk=self.similarity_top_k, **self.search_kwargs
-        )
+        query, topk = query_bundle.query_str, self.similarity_top_k
+        hits = self.retriever.search(query, topk=topk, **self.search_kwargs)
         return [
             NodeWithScore(
                 node=TextNode(

@@ -81,8 +81,7 @@ class QRagSearch:
         """
         if top_ranked is not None:
             raise InputError(
-                f"the task {task_metadata.name} ranks given documents again; a retriever searches "
-                "the whole corpus, so choose a task of retrieval."
+                f"{task_metadata.name} ranks given documents again; choose a task of retrieval."
             )
         _check_text(queries, "queries", task_metadata.name)
         texts = list(queries["text"])
@@ -114,9 +113,7 @@ def ranking(hits: Sequence[Hit], more: Sequence[Hit], most: int) -> dict[str, fl
 
 def _check_text(rows: Any, what: str, task: str) -> None:
     if "text" not in rows.column_names or not isinstance(rows[0]["text"], str):
-        raise InputError(
-            f"the {what} of the task {task} are no texts (column text); choose a task of texts."
-        )
+        raise InputError(f"the {what} of {task} are no texts (column text); choose another task.")
 
 
 def _lines(corpus: Any) -> Iterator[bytes]:

@@ -84,7 +84,7 @@ class Client(contextlib.AbstractContextManager):
         self._cache: AnswerCache | None = None
         if config.cache:
             self._cache = AnswerCache(Path(config.cache), self._log, f"{config.prefix}cache")
-        self._counters = Counters()
+        self._counters = Counters(float)
         self._in_flight: dict[str, asyncio.Future[Outcome | None]] = {}
         self._down: float | None = None  # since when there is no connection to the server
         self._logged = self._counted = -math.inf
@@ -112,7 +112,7 @@ class Client(contextlib.AbstractContextManager):
             future.cancel()  # without effect unless Ctrl-C came first
 
     def counters(self) -> Counters:
-        return Counters(self._counters)
+        return self._counters.copy()
 
     def close(self) -> None:
         """Cancels requests, closes the connections and ends the thread; may be called again."""
@@ -394,9 +394,7 @@ class AnswerCache:
         (tables,) = self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()
         (owner,) = self._file.execute("PRAGMA application_id").fetchone()
         if tables and owner != _APPLICATION_ID:
-            raise InputError(
-                f"{field}={self.path} is a database of something else; give another file."
-            )
+            raise InputError(f"{field}={self.path} is no cache of answers; give another file.")
         self._file.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
         self._file.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT)")
         self._file.execute("SELECT key, answer FROM answers LIMIT 1").fetchone()

@@ -130,9 +130,8 @@ def interpreter(python: str) -> Path:
     path = Path(os.path.abspath(Path(python).expanduser()))
     if not (path.is_file() and os.access(path, os.X_OK)):
         raise InputError(
-            f"config.llm.server.python: {python} is not there; give the Python of an environment "
-            f"with vLLM, which is made by: python -m venv .venv-vllm && {OF_VLLM} -m pip install "
-            "'vllm>=0.14'"
+            f"config.llm.server.python: {python} is not there; make an environment with vLLM: "
+            f"python -m venv .venv-vllm && {OF_VLLM} -m pip install 'vllm>=0.14'"
         )
     return path
 
@@ -141,15 +140,9 @@ def _check_model(model: str) -> None:
     folder = Path(model).expanduser()
     if folder.is_dir():
         if not (folder / "config.json").is_file():
-            raise InputError(
-                f"config.llm.server.model: {model} has no config.json; give the folder of a "
-                "Hugging Face model."
-            )
+            raise InputError(f"config.llm.server.model: no config.json in {model}; give another.")
     elif folder.exists() or not HUB_NAME.fullmatch(model):
-        raise InputError(
-            f"config.llm.server.model: no folder {model}, and it is not a hub name of the form "
-            "org/name either; give one of the two."
-        )
+        raise InputError(f"config.llm.server.model is {model}; give a folder or hub name, org/name")
 
 
 # ---------------------------------------------------------------- who is asked
@@ -211,9 +204,8 @@ class RerankerConfig:
 
     @property
     def client(self) -> ClientConfig:
-        return ClientConfig(
-            self.url, self.model, api_key_env=self.api_key_env, prefix="config.reranker."
-        )
+        key, prefix = self.api_key_env, "config.reranker."
+        return ClientConfig(self.url, self.model, api_key_env=key, prefix=prefix)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -247,10 +239,8 @@ class ServedConfig(_Section):
             self.client(self.url, self.model)
             if not rank:
                 raise InputError(
-                    "config.llm.url names a running server, and config.model.lora.rank is 0: all "
-                    "weights are exchanged only on a server that this run starts, since another "
-                    "one might restart with the first weights unnoticed; leave the url empty, or "
-                    "train adapters."
+                    "config.model.lora.rank is 0, and only a server that this run starts takes all "
+                    "weights, since it cannot restart unnoticed; leave out config.llm.url."
                 )
             return dataclasses.replace(self, server=None)
         server = self.server or ServerConfig()
@@ -310,8 +300,7 @@ class LlmConfig(Drawing, _Section):
         if self.server is None or not self.server.model:
             raise InputError(
                 f"{asks} needs a language model: give config.llm.url=http://HOST:PORT/v1 and "
-                "config.llm.model=NAME of a server that runs, or config.llm.server.model=FOLDER or "
-                "hub name, of which a server is started here."
+                "config.llm.model=NAME of a server, or config.llm.server.model=FOLDER to start one."
             )
         return self
 

@@ -73,8 +73,7 @@ def check_variable(name: str, field: str) -> None:
     """Checks that `name` can be an environment variable's, in capitals; "" means no variable."""
     if name and not VARIABLE.fullmatch(name):
         raise InputError(
-            f"{field} is no name of an environment variable in capital letters; export the key "
-            "under a name such as LLM_API_KEY and give that name."
+            f"{field} is no variable's name in capitals; export the key as LLM_API_KEY, say."
         )
 
 
@@ -83,14 +82,10 @@ def read_key(name: str, field: str) -> str:
     key = os.environ.get(name, "").strip() if name else ""
     if name and not key:
         raise InputError(
-            f"{field} names the environment variable {name}, which is not set; export it with the "
-            "server's key (for a server of our own, any secret)."
+            f"{field} names the variable {name}, which is not set; export the server's key as it."
         )
     if not (key.isascii() and key.isprintable()) or " " in key:
-        raise InputError(
-            f"the environment variable {name} holds characters that no API key has; export it "
-            "again."
-        )
+        raise InputError(f"the variable {name} has characters of no API key; export it again.")
     return key
 
 

@@ -239,11 +239,8 @@ class _Reply(Foreign):
 
     def answer(self, text: str, version: str, **fields: Any) -> Answer:
         usage = self.usage or _Usage()
-        fields |= {
-            "tokens_in": usage.prompt_tokens or 0,
-            "tokens_out": usage.completion_tokens or 0,
-        }
-        return Answer(text, version, **fields)
+        tokens_in, tokens_out = usage.prompt_tokens or 0, usage.completion_tokens or 0
+        return Answer(text, version, tokens_in=tokens_in, tokens_out=tokens_out, **fields)
 
 
 def read_outcome(request: Request, text: str, version: str) -> Outcome:
@@ -376,9 +373,6 @@ class Counters(collections.defaultdict[str, float]):
     answer, without the time spent waiting for a server that was down. Buckets grow by 2 %, so
     percentiles are accurate to 1 %, also of several clients' sums.
     """
-
-    def __init__(self, sums: Mapping[str, float] | None = None) -> None:
-        super().__init__(float, sums or {})
 
     def called(self, outcome: Outcome, seconds: float, attempts: int) -> None:
         self["calls"] += 1

@@ -34,7 +34,7 @@ from qrag_jax.runtime.config_fields import check, check_value
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import HUB_NAME, MINILM, MINILM_OR_SCRATCH, find_minilm
 from qrag_jax.runtime.retriever_config import RetrieverConfig
-from qrag_jax.runtime.whole_files import BUILDING_ENCODER, new_folder, write_json
+from qrag_jax.runtime.whole_files import whole_folder, write_json
 
 FOLDER = "encoder"  # in the run's folder
 SECOND = "chunk"  # folder of the tower of chunks, in the encoder's, if it starts from another
@@ -233,11 +233,8 @@ def prepare_encoder(
 def _build(
     config: EncoderConfig, folder: Path, texts: Iterable[str], seed: int, platform: Platform | None
 ) -> None:
-    workdir = folder.parent
     shutil.rmtree(folder, ignore_errors=True)  # left by a start that was refused: never trained
-    workdir.mkdir(parents=True, exist_ok=True)
-    building = new_folder(workdir, BUILDING_ENCODER)
-    try:
+    with whole_folder(folder) as building:
         origin = _pretrained_folder(config.path)
         if origin is None:
             make_scratch_folder(building, texts, config.scratch, seed)
@@ -248,9 +245,6 @@ def _build(
                 fix = "config.encoder.state_prefix and chunk_prefix begin texts with one"
                 sentence_transformers.print_unused_prompts(origin, fix)
         load_encoder(building, config, platform=platform)  # refused before it is the run's own
-        building.rename(folder)
-    finally:
-        shutil.rmtree(building, ignore_errors=True)
 
 
 def _towers(folder: Path, config: EncoderConfig) -> list[Path]:

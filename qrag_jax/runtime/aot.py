@@ -79,9 +79,8 @@ def described_devices(name: str) -> tuple[Target, list[jax.Device]]:
     hosts, rest = divmod(count, _GPUS_OF_HOST)
     if target is None or (count not in _HEIGHTS if target.platform == TPU else hosts and rest):
         raise InputError(
-            f"--for is {name!r}; give the kind of device ({', '.join(TARGETS)}), and behind an x "
-            f"how many if there are several, such as h100x8: of GPUs fewer than {_GPUS_OF_HOST} or "
-            f"a multiple of it, of TPUs {', '.join(map(str, _HEIGHTS))}."
+            f"--for is {name!r}; give a device ({', '.join(TARGETS)}) and perhaps how many, as in "
+            f"h100x8: GPUs up to 8 or a multiple, TPUs {', '.join(map(str, _HEIGHTS))}."
         )
     # Else the plugin looks for a device and its driver, and is not there at all without them.
     jax.config.update("jax_platforms", "cpu")

@@ -15,7 +15,6 @@ import fcntl
 import hashlib
 import json
 import os
-import re
 import shutil
 import socket
 import sys
@@ -27,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from qrag_jax.errors import InputError
+from qrag_jax.runtime.own_code import flag_values
 from qrag_jax.runtime.whole_files import (
     PARTIAL,
     STEP_METADATA,
@@ -52,22 +52,15 @@ _open: dict[Path, Bucket] = {}  # of this process, by their folders
 def staged(argv: Sequence[str]) -> Iterator[list[str]]:
     """The command line with a folder of this machine in place of the bucket of `--workdir`."""
     words = list(argv)
-    for place, word in enumerate(words[:-1]):
-        if word in ("--workdir", "-workdir"):
-            words[place : place + 2] = [f"{word}={words[place + 1]}"]
-            break
-    bucket = next((word for word in words if re.match("--?workdir=.*://", word)), None)
-    if bucket is None:
+    urls = [found for found in flag_values(argv, "workdir") if "://" in found[1]]
+    if not urls:
         yield words
         return
-    flag, _, url = bucket.partition("=")
+    place, url = urls[0]
     if hosts := [word for word in words if word.lstrip("-").startswith("hosts")]:
-        raise InputError(
-            f"{flag}={url}: several hosts write one run on a disk that they share; leave out "
-            f"{hosts[0]}, or give a folder of such a disk."
-        )
+        raise InputError(f"--workdir={url}: with {hosts[0]} give a folder that all hosts share.")
     with opened(url) as folder:
-        words[words.index(bucket)] = f"{flag}={folder}"
+        words[place] = words[place].replace(url, str(folder))
         yield words
 
 
@@ -106,19 +99,17 @@ class Bucket:
     def __init__(self, url: str) -> None:
         self.url = url.rstrip("/")
         try:
-            import fsspec
+            from fsspec.core import url_to_fs
+            from fsspec.implementations.dirfs import DirFileSystem
 
-            self._store, self._root = fsspec.core.url_to_fs(self.url)
+            store, root = url_to_fs(self.url)
         except (ImportError, ValueError) as error:
             raise InputError(
-                f"--workdir={url} cannot be opened ({reason(error)}); install what fsspec needs "
-                "for it (gs: gcsfs, s3: s3fs, az: adlfs)."
+                f"--workdir={url}: {reason(error)}; install its package (gcsfs, s3fs, adlfs …)."
             ) from None
-        self._root = self._root.rstrip("/")
+        self._store: Any = DirFileSystem(root.rstrip("/"), store)
         digest = hashlib.sha256(self.url.encode()).hexdigest()[:12]
-        self.folder = (
-            default_cache() / "buckets" / digest / (PurePosixPath(self._root).name or "run")
-        )
+        self.folder = default_cache() / "buckets" / digest / (PurePosixPath(root).name or "run")
         self._leased: dict[str, Any] | None = None
 
     # ------------------------------------------------------------ here ← there
@@ -148,7 +139,7 @@ class Bucket:
             path = inside(self.folder, name)  # a name may hold ..
             path.parent.mkdir(parents=True, exist_ok=True)
             partial = path.with_name(f".{path.name}{PARTIAL}")
-            self._store.get_file(f"{self._root}/{name}", str(partial))
+            self._store.get_file(name, str(partial))
             os.replace(partial, path)
         for name in here.keys() - there.keys():
             (self.folder / name).unlink()
@@ -181,8 +172,7 @@ class Bucket:
                     return
                 failed = ""
         raise InputError(
-            f"{self.url} cannot be written ({failed}); the run is whole in {self.folder}. Give the "
-            "command again when the store is back."
+            f"{self.url} cannot be written ({failed}); {self.folder} has it; try again."
         )
 
     def send(self) -> None:
@@ -199,12 +189,11 @@ class Bucket:
             # What grows is sent before the checkpoints, and each step's metadata after its files.
             for name in sorted(changed, key=lambda name: (_rank(name), name)):
                 if (self.folder / name).exists():  # else it was deleted meanwhile
-                    target = f"{self._root}/{name}"
-                    self._store.makedirs(target.rpartition("/")[0], exist_ok=True)
-                    self._store.put_file(str(self.folder / name), target)
+                    self._store.makedirs(name.rpartition("/")[0], exist_ok=True)
+                    self._store.put_file(str(self.folder / name), name)
             for name in sorted(gone, key=_rank, reverse=True):
                 with contextlib.suppress(FileNotFoundError):
-                    self._store.rm_file(f"{self._root}/{name}")
+                    self._store.rm_file(name)
             self._write_record(here, self._listed())
 
     # ------------------------------------------------------------ lease
@@ -223,10 +212,7 @@ class Bucket:
                 end = time.monotonic() + 3 * INTERVAL
                 while time.monotonic() < end and (now := self._lease()):
                     if now != seen:
-                        raise InputError(
-                            f"{self.url} is being trained by {now.get('host')}; wait until it "
-                            "ends, or end it, or give another --workdir."
-                        )
+                        raise InputError(f"{self.url} is held by {now.get('host')}; end that.")
                     time.sleep(min(1.0, INTERVAL))
             self._leased = mine
             self._renew(mine)
@@ -235,17 +221,17 @@ class Bucket:
         finally:  # lets others in at once; a lease that cannot be deleted runs out
             self._leased = None
             with contextlib.suppress(Exception):
-                self._store.rm_file(f"{self._root}/{LEASE}")
+                self._store.rm_file(LEASE)
 
     def _renew(self, lease: dict[str, Any]) -> None:
         lease["round"] += 1
-        self._store.makedirs(self._root, exist_ok=True)
-        self._store.pipe_file(f"{self._root}/{LEASE}", json.dumps(lease).encode())
+        self._store.makedirs("", exist_ok=True)
+        self._store.pipe_file(LEASE, json.dumps(lease).encode())
 
     def _lease(self) -> dict[str, Any]:
         self._store.invalidate_cache()
         try:
-            return json.loads(self._store.cat_file(f"{self._root}/{LEASE}"))
+            return json.loads(self._store.cat_file(LEASE))
         except FileNotFoundError:
             return {}
 
@@ -271,15 +257,15 @@ class Bucket:
         """What tells the version of each file there from others, by its name."""
         self._store.invalidate_cache()
         try:
-            files = self._store.find(self._root, detail=True)
+            files = self._store.find("", detail=True)
         except FileNotFoundError:
             return {}
-        below, listed = len(self._store._strip_protocol(self._root)) + 1, {}
-        for path, about in files.items():
-            if PurePosixPath(path).name not in _LOCAL:
-                version = str(sorted(about.items(), key=str)).encode()
-                listed[path[below:]] = hashlib.sha256(version).hexdigest()[:16]
-        return listed
+        versions = {name: str(sorted(about.items(), key=str)) for name, about in files.items()}
+        return {
+            name: hashlib.sha256(version.encode()).hexdigest()[:16]
+            for name, version in versions.items()
+            if PurePosixPath(name).name not in _LOCAL
+        }
 
     def _record(self) -> Record:
         path = self.folder / RECORD

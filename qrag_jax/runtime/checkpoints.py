@@ -169,17 +169,12 @@ class Checkpoints:
                 self._log(f"checkpoint {other} is damaged ({trouble}): taking step {step}")
             return step, state, extra, troubles
         if not troubles:
-            raise InputError(
-                f"{manager.directory} holds no checkpoint; train first or give another --workdir."
-            )
+            raise InputError(f"{manager.directory} has no checkpoint; give another --workdir.")
         listed = "; ".join(f"{step}: {trouble}" for step, trouble in troubles.items())
         otherwise = "delete this folder to train from the beginning"
         if manager is self._best:
             otherwise = "give --checkpoint=last"
-        raise InputError(
-            f"{manager.directory}: every checkpoint is damaged ({listed}); restore one from a "
-            f"backup, or {otherwise}."
-        )
+        raise InputError(f"{manager.directory} is damaged ({listed}); use a backup or {otherwise}.")
 
     def check(self) -> None:
         """Raises `SaveError` if a save that runs in the background has failed."""
@@ -244,11 +239,8 @@ def _restore(
     if trouble := whole_files.damage(_step_folder(manager, step)):
         raise _Damaged(trouble)
     template = {"params": template} if params_of else template
-    state_args = ocp.args.PyTreeRestore(
-        item=template,
-        restore_args=ocp.checkpoint_utils.construct_restore_args(template),
-        partial_restore=params_of,
-    )
+    how = ocp.checkpoint_utils.construct_restore_args(template)
+    state_args = ocp.args.PyTreeRestore(item=template, restore_args=how, partial_restore=params_of)
     args = ocp.args.Composite(state=state_args, extra=ocp.args.JsonRestore())
     try:
         differing = _differing(_step_folder(manager, step) / "state", template, params_of)

@@ -125,10 +125,8 @@ def _wrong_environment(error: Exception) -> str:
         try:
             sys.modules["jax"].devices()
         except Exception:
-            return (
-                f"JAX_PLATFORMS is {platforms}, which jax cannot use here; install it with pip "
-                "install 'qrag_jax[cuda13]' (or cuda12, tpu), or unset the variable."
-            )
+            fix = "unset it, or pip install 'qrag_jax[cuda13]' (or cuda12, tpu)"
+            return f"JAX_PLATFORMS is {platforms}, which jax cannot use here; {fix}."
     return ""
 
 
@@ -230,11 +228,10 @@ def _lasting(stream: Any) -> TextIO:
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
     """Lets `sys.stdout` and `sys.stderr` outlive their readers."""
-    before = sys.stdout, sys.stderr
-    ours = sys.stdout, sys.stderr = _lasting(sys.stdout), _lasting(sys.stderr)
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = before
-        for stream in ours:
-            stream.flush()
+    out, errors = _lasting(sys.stdout), _lasting(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+        try:
+            yield
+        finally:
+            out.flush()
+            errors.flush()

@@ -15,7 +15,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
 import ml_collections
 from ml_collections import ConfigDict
@@ -26,7 +26,6 @@ from qrag_jax.runtime import whole_files
 from qrag_jax.runtime.bounded_json import INTERNAL, BadJSONError, typed
 from qrag_jax.runtime.whole_files import reading
 
-T = TypeVar("T")
 _FIX = "compare it with --help, or restore it from a backup"
 # Comments on the lines above, a field's name, and the comment behind it. No default holds a "#".
 _FIELD = re.compile(r"((?:^    #.*\n)*)^    (\w+): [^#\n]*(?:# (.*))?$", re.MULTILINE)
@@ -65,36 +64,21 @@ def kinds_of(kind: Any) -> tuple[Any, ...]:
     return typing.get_args(kind) if is_union else (kind,)
 
 
-def _bare(kind: Any) -> Any:
-    return kind.__origin__ if hasattr(kind, "__metadata__") else kind
-
-
 def section(settings: type, **values: Any) -> ConfigDict:
     """The config section for a dataclass, with its defaults, or `values` in their place."""
     result = ConfigDict()
     for field, kind, nested in typed_fields(settings):
         value = _default(field)
-        others = [_bare(other) for other in kinds_of(kind) if other is not types.NoneType]
+        others = [other for other in kinds_of(kind) if other is not types.NoneType]
         if nested is not None:
             value = section(nested)
         elif len(others) > 1:  # a reference gives ConfigDict the type if the default does not
             value = FieldReference(value, field_type=object)
         elif value is None:
-            value = placeholder(others[0])
+            value = placeholder(getattr(others[0], "__origin__", others[0]))  # without rules
         result[field.name] = value
     result.update(values)
     return result
-
-
-def fill(settings: type[T], fields: Mapping[str, Any], place: str = "") -> T:
-    """Builds the dataclass of a section; fields that are not given keep their defaults.
-
-    A field must have its type and keep its rules (`errors.Rule`), see `bounded_json.typed`.
-
-    Args:
-        place: the section's name, for messages: "train", "encoder.lora"; "": the whole config.
-    """
-    return check_value(settings, fields, f"config.{place}" if place else "config")
 
 
 def check(settings: Any, prefix: str) -> None:
@@ -105,7 +89,10 @@ def check(settings: Any, prefix: str) -> None:
 
 
 def check_value(kind: Any, value: Any, name: str) -> Any:
-    """The value of a field, which is refused if it is of no such type or breaks a rule."""
+    """The value of a field, or the dataclass of a section, whose missing fields are the defaults.
+
+    It must have its type and keep its rules (`errors.Rule`), see `bounded_json.typed`.
+    """
     try:
         return typed(kind, value, name)
     except BadJSONError as error:
@@ -178,19 +165,8 @@ def save_config(config: ml_collections.ConfigDict, path: Path) -> None:
     whole_files.write_json(path, config.to_dict())
 
 
-def refuse_lost_config(workdir: Path) -> None:
-    """Refuses a folder whose config was lost: the settings of its checkpoints are unknown."""
-    kept = sorted(workdir.glob("checkpoints/*/[0-9]*"))
-    if kept and not (workdir / CONFIG_NAME).exists():
-        raise InputError(
-            f"{workdir} holds checkpoints ({kept[0].relative_to(workdir)}) but its {CONFIG_NAME} "
-            "is missing; restore it from a backup, or give another --workdir."
-        )
-
-
 def read_fields(path: Path) -> dict[str, Any]:
     """The fields that `save_config` wrote; lists become tuples again."""
-    refuse_lost_config(path.parent)
     fix = "give the --workdir of a run that was trained, or restore the file from a backup"
     with whole_files.reading(path, fix):
         return _tuples(json.loads(path.read_text(encoding="utf-8")))
@@ -219,10 +195,7 @@ def _tuples(value: Any) -> Any:
 def check_split(field: str, size: int, parts: int, of: str = "devices") -> None:
     """Refuses a field's value that does not split into so many equal parts."""
     if size % parts:
-        raise InputError(
-            f"config.{field} is {size}, which does not split into {parts} equal parts ({of}); use "
-            f"a multiple of {parts}."
-        )
+        raise InputError(f"config.{field} is {size}; use a multiple of {parts} (split over {of}).")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,8 +70,7 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
         late.cancel()
     if jax.process_count() != settings.get("num_processes", jax.process_count()):
         raise InputError(
-            f"--hosts={text} counts other hosts than the first one, which counts "
-            f"{jax.process_count()}; give all of them the same ADDRESS and COUNT."
+            f"--hosts={text}, but the first counts {jax.process_count()}; give all the same COUNT."
         )
     try:
         yield
@@ -84,8 +83,7 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
             peer = _PEER.search(str(error))
             named = f" ({peer[1]})" if peer else ""
             print(
-                f"error: another host{named} has ended, and may say why; give the same command on "
-                "all hosts to go on.",
+                f"error: another host{named} has ended; give the command on all hosts to go on.",
                 file=sys.stderr,
             )
             raise SystemExit(1) from None
@@ -94,9 +92,6 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
 
 def first_does(do: Callable[[], None]) -> None:
     """Lets the first host do something; all others wait, and fail with its sentence if it fails."""
-    if jax.process_count() == 1:
-        do()
-        return
     failure: Exception | None = None
     if jax.process_index() == 0:
         try:
@@ -221,8 +216,7 @@ def _settings(text: str) -> dict[str, Any]:
                 trial.listen()
     except OSError as error:
         raise InputError(
-            f"--hosts={text}: {address} cannot be used ({error}); give an address of the first "
-            "host, and a port that is free there."
+            f"--hosts={text}: {error}; give the first host's address, and a port free there."
         ) from None
     return {
         "coordinator_address": address,
@@ -301,12 +295,8 @@ def check_play(sizes: tuple[int, int, int], mesh: Mesh, staleness: int) -> None:
         return
     if mesh.is_multi_process:
         raise InputError(
-            f"config.runtime.mesh is {sizes}, which splits the model over several hosts, and "
-            "episodes are played on each host alone; use sizes of fsdp and tensor whose product "
-            f"divides the number of a host's devices, {jax.local_device_count()}."
+            f"config.runtime.mesh is {sizes}, but each host plays alone; use sizes of fsdp and "
+            f"tensor whose product divides its {jax.local_device_count()} devices."
         )
     if staleness:
-        raise InputError(
-            f"the staleness is {staleness}, and there are {count} hosts; batches in flight are "
-            "kept by one host: set it to 0."
-        )
+        raise InputError(f"the staleness is {staleness}; {count} hosts need 0: set it so.")

@@ -31,6 +31,28 @@ class ProcessLost(Exception):
     """The process has ended, or does not answer; the message is one sentence."""
 
 
+def has_ended(process: subprocess.Popen[Any]) -> bool:
+    """Whether the process has ended. Unlike `poll`, it does not release the process number."""
+    if process.returncode is not None:
+        return True
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, process.pid, options) is not None
+
+
+def end_group(process: subprocess.Popen[Any], seconds: float) -> None:
+    """Closes a process's input; after so many seconds kills what is left of the group it leads."""
+    assert process.stdin is not None
+    with contextlib.suppress(OSError, ValueError):
+        process.stdin.close()
+    limit = time.monotonic() + seconds
+    while not has_ended(process) and time.monotonic() < limit:
+        time.sleep(LOOK_EVERY / 2)
+    # The leader was not waited for yet, so no other group can have its number.
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
 class LineProcess:
     """Starts the process, and starts it again when it was lost.
 
@@ -105,14 +127,7 @@ class LineProcess:
         process, self._process = self._process, None
         if process is None:
             return
-        assert process.stdin is not None
-        with contextlib.suppress(OSError, ValueError):
-            process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_ENDS_WITHIN)
-        with contextlib.suppress(OSError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        end_group(process, _ENDS_WITHIN)
         with contextlib.suppress(OSError):  # nothing was printed, and a refused run leaves nothing
             if not self._log.stat().st_size:
                 self._log.unlink()

@@ -90,10 +90,8 @@ def put_whole(tree: Any, shardings: Any) -> Any:
     def put(sharding: NamedSharding, branch: Any) -> Any:
         if sharding.is_fully_addressable:
             return jax.device_put(branch, sharding)
-        return jax.tree.map(
-            lambda leaf: jax.make_array_from_callback(leaf.shape, sharding, leaf.__getitem__),
-            branch,
-        )
+        make = jax.make_array_from_callback
+        return jax.tree.map(lambda leaf: make(leaf.shape, sharding, leaf.__getitem__), branch)
 
     return jax.tree.map(put, shardings, tree)
 

@@ -13,7 +13,7 @@ import hashlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -49,16 +49,23 @@ def resolved(argv: Sequence[str]) -> list[str]:
     After the call, an experiment file in any folder can use `from configs import common`.
     """
     words = list(argv)
-    for place, word in enumerate(words):
-        name, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and name in FLAGS:
-            if not equals and place + 1 < len(words):
-                place, value = place + 1, words[place + 1]
-            path = value.partition(":")[0]
-            if packaged := _packaged(path, FOLDER) or _packaged(path, EXAMPLES):
-                words[place] = words[place].replace(path, str(packaged), 1)
+    for place, value in flag_values(argv, *FLAGS):
+        path = value.partition(":")[0]
+        if packaged := _packaged(path, FOLDER) or _packaged(path, EXAMPLES):
+            words[place] = words[place].replace(path, str(packaged), 1)
     _import_own()
     return words
+
+
+def flag_values(argv: Sequence[str], *names: str) -> Iterator[tuple[int, str]]:
+    """The values of `--name=value` and `--name value`, with the places of the words they are in."""
+    for place, word in enumerate(argv):
+        name, equals, value = word.lstrip("-").partition("=")
+        if word.startswith("-") and name in names:
+            if equals:
+                yield place, value
+            else:
+                yield from enumerate(argv[place + 1 : place + 2], place + 1)
 
 
 def instead(path: str) -> str:
@@ -135,15 +142,12 @@ def load(spec: str, field: str, takes: Sequence[str]) -> OwnCode:
     function = getattr(module, name, None)
     if not callable(function):
         there = ", ".join(key for key, value in vars(module).items() if inspect.isfunction(value))
-        raise InputError(
-            f"{field} is {spec}, but {path} has no function {name}; it has {there or 'none'}."
-        )
+        raise InputError(f"{field} is {spec}: no function {name} in {path}; but {there or 'none'}.")
     try:
         inspect.signature(function).bind(**dict.fromkeys(takes))
     except (TypeError, ValueError):
         raise InputError(
-            f"{field} is {spec}, but {name} cannot be called with {', '.join(takes)}; give it "
-            "these arguments, by these names."
+            f"{field} is {spec}, but {name} lacks arguments of the names {', '.join(takes)}."
         ) from None
     return OwnCode(spec, function, hashlib.sha256(path.read_bytes()).hexdigest()[:16])
 
@@ -162,9 +166,7 @@ def run_file(file: str, field: str) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         del sys.modules[name]
-        raise InputError(
-            f"{field} is {file}, but {path} cannot be run ({reason_of(error)}); mend it."
-        ) from error
+        raise InputError(f"{field} is {file}: {path} does not run ({reason_of(error)}).") from error
     return module
 
 

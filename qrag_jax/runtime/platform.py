@@ -13,7 +13,6 @@ import os
 import pkgutil
 import platform
 import re
-import threading
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -122,9 +121,8 @@ def _can_use_gpus() -> bool:
         return False
     spec = importlib.util.find_spec("jax_plugins")
     folders = (spec and spec.submodule_search_locations) or []
-    return any(
-        name.startswith(("xla_cuda", "xla_rocm")) for _, name, _ in pkgutil.iter_modules(folders)
-    )
+    names = [module.name for module in pkgutil.iter_modules(folders)]
+    return any(name.startswith(("xla_cuda", "xla_rocm")) for name in names)
 
 
 # ---------------------------------------------------------------------- compiled programs
@@ -145,18 +143,14 @@ class CompilationCounter:
 
     def __init__(self) -> None:
         self.count, self.seconds, self.cache_hits = 0, 0.0, 0
-        lock = threading.Lock()
 
         def on_duration(event: str, duration_secs: float, **_: Any) -> None:
             if event == _COMPILE_EVENT:
-                with lock:
-                    self.count += 1
-                    self.seconds += duration_secs
+                self.count += 1
+                self.seconds += duration_secs
 
         def on_event(event: str, **_: Any) -> None:
-            if event == _CACHE_HIT_EVENT:
-                with lock:
-                    self.cache_hits += 1
+            self.cache_hits += event == _CACHE_HIT_EVENT
 
         jax.monitoring.register_event_duration_secs_listener(on_duration)
         jax.monitoring.register_event_listener(on_event)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -83,11 +84,9 @@ def _series(metrics: Rows, name: str) -> tuple[list[float], list[float]]:
 def _smoothed(values: Sequence[float]) -> list[float]:
     """Exponential moving average over about a thirtieth of the curve, without start-up bias."""
     keep = 1.0 - 1.0 / max(1.0, len(values) / 30.0)
-    total, weight, averages = 0.0, 0.0, []
-    for value in values:
-        total, weight = keep * total + value, keep * weight + 1.0
-        averages.append(total / weight)
-    return averages
+    sums = itertools.accumulate(values, lambda total, value: keep * total + value)
+    weights = itertools.accumulate([1.0] * len(values), lambda total, one: keep * total + one)
+    return [total / weight for total, weight in zip(sums, weights)]
 
 
 def plot_thresholds(

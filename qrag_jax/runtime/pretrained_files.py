@@ -118,10 +118,7 @@ def read_fast_tokenizer(folder: Path) -> Any:
     for name in _OF_TOKENIZER:
         path = folder / name
         if path.is_file() and path.stat().st_size > MAX_BYTES:
-            raise InputError(
-                f"{path}: has more than {MAX_BYTES >> 20} MiB, which no such file needs; download "
-                "the model again."
-            )
+            raise InputError(f"{path}: more than {MAX_BYTES >> 20} MiB; download the model again.")
     try:
         # By default transformers asks on the terminal whether to run the folder's own code.
         tokenizer = auto_tokenizer().from_pretrained(

@@ -169,10 +169,7 @@ class RetrieverConfig:
                 with reading(path, EXPORT):
                     actual = sha256(path)
                 if actual != digest:
-                    raise InputError(
-                        f"{path}: is not the file that {NAME} was written for (its SHA-256 is "
-                        f"{actual}); {EXPORT}."
-                    )
+                    raise InputError(f"{path}: its SHA-256 is {actual}, not as in {NAME}; {EXPORT}")
 
 
 def _check(sound: object, message: str) -> None:

@@ -27,7 +27,6 @@ from qrag_jax.runtime.config_fields import (
     flat,
     has_begun,
     read_fields,
-    refuse_lost_config,
     save_config,
 )
 from qrag_jax.runtime.platform import CompilationCounter, enable_persistent_cache
@@ -88,8 +87,13 @@ class Run:
 
             hosts.first_does(take)
             whole_files.clean_weights(whole_files.MEMORY)
-            refuse_lost_config(workdir)
-            yield cls(workdir, began)
+            run, kept = cls(workdir, began), sorted(workdir.glob("checkpoints/*/[0-9]*"))
+            if kept and not run.has_begun:  # the settings of its checkpoints are unknown
+                raise InputError(
+                    f"{workdir} holds checkpoints ({kept[0].relative_to(workdir)}) but its config "
+                    f"({CONFIG_NAME}) is missing; restore it, or give another --workdir."
+                )
+            yield run
 
     @functools.cached_property
     def checkpoints(self) -> Checkpoints:
@@ -105,10 +109,7 @@ class Run:
             return
         hosts.first_does(write)
         if not has_begun(self.workdir):
-            raise InputError(
-                f"{self.workdir} lacks on this host what the first host has written there; give a "
-                "--workdir on a disk that all hosts share."
-            )
+            raise InputError(f"{self.workdir} lacks the first host's files; give a shared one.")
 
     @property
     def seconds(self) -> float:
@@ -141,10 +142,7 @@ class Run:
             )
         self._changed = {name: new[name] for name in (*paths, STEPS) if name in changed}
         if grows:
-            log(
-                "config.{} was {} and is {} from now: a learning rate that decays goes on where "
-                "the new number has it".format(STEPS, *changed[STEPS])
-            )
+            log("config.{} was {}, now {}; a rate decays up to that".format(STEPS, *changed[STEPS]))
 
     def _keep_changes(self) -> None:
         """Writes where the data are now, which are equal, and the steps into the run's config."""
@@ -171,8 +169,7 @@ class Run:
             old, new = extra["data"], progress.data
             if other := [n for n in sorted({*old, *new}) if old.get(n) != new.get(n)]:
                 raise InputError(
-                    f"the data ({', '.join(other)}) are not those that {self.workdir} began with; "
-                    "bring their files back, or give another --workdir."
+                    f"{self.workdir} began with other data ({', '.join(other)}); give those back."
                 )
             progress = Progress(**extra)
             log(f"resumed {self.workdir} at step {self.step}")
@@ -180,9 +177,8 @@ class Run:
                 log("the best checkpoint so far is that of step 0, the untrained weights")
         elif moved := [name for name in self._changed if name != STEPS]:
             raise InputError(
-                f"config.{', config.'.join(moved)}: {self.workdir} began with other paths, and has "
-                "no checkpoint that says what data they held; give the run's own, or another "
-                "--workdir."
+                f"config.{', config.'.join(moved)}: {self.workdir} began with other paths, and "
+                "has no checkpoint yet; give the run's own, or another --workdir."
             )
         self._keep_changes()
         self.progress, self.saved = progress, self.step

@@ -59,7 +59,7 @@ class StepLog(contextlib.AbstractContextManager):
         count = {"initial": done, "total": train.steps}
         self._bar = tqdm(**count, unit="step", smoothing=0, disable=not first)
         self._running: tuple[int, Metrics, np.ndarray] | None = None
-        self._watch = Watch(train.steps)
+        self.watch = Watch(train.steps)
         self._has_stepped = self._has_failed = False  # both in this start of the run
         self.restart_window()
 
@@ -107,14 +107,6 @@ class StepLog(contextlib.AbstractContextManager):
         if last is not None:
             self._tell(*last)
 
-    def finish_after(self, why: Exception) -> Exception:
-        """As `finish`; returns `why` the run ends, or the `NotFinite` of the last step."""
-        try:
-            self.finish()
-        except NotFinite as error:
-            return error
-        return why
-
     def restart_window(self) -> None:
         """Begins a new line of metrics, without the steps before."""
         self._metrics: list[Metrics] = []  # of every step of the line
@@ -123,11 +115,6 @@ class StepLog(contextlib.AbstractContextManager):
     def write(self, step: int, metrics: dict[str, float]) -> None:
         if self._writer is not None:
             self._writer.write(step, metrics)
-
-    def look_at(self, evaluation: Evaluated) -> None:
-        """Says what in the training so far shows that it does not learn; each sign once."""
-        for sentence in self._watch.evaluated(evaluation):
-            log(sentence)
 
     def write_episodes(self, step: int, sampler: Sampler | None) -> None:
         """Keeps some episodes of an evaluation, as `config.train.log_episodes` says."""
@@ -179,9 +166,8 @@ class StepLog(contextlib.AbstractContextManager):
         kept = f"the state after step {since} is kept" if since else "nothing was learned before"
         questions = ", ".join(self._system.names(samples[:, 0].tolist(), step))
         return NotFinite(
-            f"the loss or its gradient was not finite in {in_a_row} steps in a row, the last of "
-            f"them step {step} (questions {questions}); {kept}, the checkpoints hold finite "
-            "numbers alone: begin again in another --workdir with a lower learning rate "
+            f"the loss or its gradient was not finite in {in_a_row} steps in a row, to step {step} "
+            f"(questions {questions}); {kept}: begin again in another --workdir with a lower rate "
             "(--config.optimizer.learning_rate or the stage's), in float32 or without such "
             "questions (--config.train.max_skipped_steps=0 never stops)."
         )
@@ -189,9 +175,8 @@ class StepLog(contextlib.AbstractContextManager):
     def _tell_start(self, step: int) -> None:
         seconds, counter = process_age(), self._run.counter
         hits = counter.cache_hits
-        self.write(
-            step, {"speed/time_to_first_step": seconds, "speed/compilation_cache_hits": hits}
-        )
+        speed = {"speed/time_to_first_step": seconds, "speed/compilation_cache_hits": hits}
+        self.write(step, speed)
         log(
             f"first step after {seconds:.1f} s, {counter.seconds:.1f} s of it compiling "
             f"{counter.count} programs ({hits} from the cache)"
@@ -207,7 +192,7 @@ class StepLog(contextlib.AbstractContextManager):
             values = [row[name] for row in rows if name in row and np.isfinite(row[name])]
             means[name] = float(np.mean(values)) if values else math.nan
         skipped = round(means.pop("skipped") * len(rows))
-        self._watch.line(len(rows), means, skipped)
+        self.watch.line(len(rows), means, skipped)
         means |= {name: float(rows[-1][name]) for name in LAST_VALUE if name in rows[-1]}
         means["skipped_steps"] = float(progress.skipped_steps)
         means["skipped_in_a_row"] = float(progress.skipped_in_a_row)
@@ -249,43 +234,40 @@ class StepProfile:
     SKIPPED = 2
 
     def __init__(self, folder: Path, steps: int, done: int) -> None:
-        self._folder = folder
+        self._folder, self._step = folder, done
         self._begin = done + self.SKIPPED + 1  # step traced first
         self._end = self._begin + steps  # first step after the trace
         self._wanted = steps > 0 and jax.process_index() == 0
-        self._last: int | None = None  # step traced last, while a trace is open
 
     def turn(self, step: int, running: Any) -> None:
         """Opens the trace before the first step to trace, and closes it after the last one.
 
         It first waits for the arrays in `running`, so that the trace holds whole steps.
         """
-        if self._wanted and step == self._begin:
-            jax.block_until_ready(running)
-            options = jax.profiler.ProfileOptions()
-            # Else every Python call is an event: a million in seconds, which crowd out the rest.
-            options.python_tracer_level = 0
-            jax.profiler.start_trace(
-                self._folder, create_perfetto_trace=True, profiler_options=options
-            )
-            self._last = step
-        elif self._last is not None and step == self._end:
-            jax.block_until_ready(running)
+        self._step = step
+        if not self._wanted or step not in (self._begin, self._end):
+            return
+        jax.block_until_ready(running)
+        if step == self._end:
             self.close()
-        elif self._last is not None:
-            self._last = step
+            return
+        options = jax.profiler.ProfileOptions()
+        # Else every Python call is an event: a million in seconds, which crowd out the rest.
+        options.python_tracer_level = 0
+        jax.profiler.start_trace(self._folder, create_perfetto_trace=True, profiler_options=options)
 
     def close(self) -> None:
         """Writes an open trace; says so if the loop was too short for one."""
-        if self._last is None:
-            if self._wanted:
-                log(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
+        if not self._wanted:
             return
-        last, self._last, self._wanted = self._last, None, False
+        self._wanted = False
+        if self._step < self._begin:
+            log(f"nothing profiled: this start had not more than {self.SKIPPED} steps.")
+            return
         jax.profiler.stop_trace()
         log(
-            f"profile of steps {self._begin} to {last}: run tensorboard --logdir="
-            f"{shlex.quote(str(self._folder))}, or open {PERFETTO_NAME} there at "
+            f"profile of steps {self._begin} to {min(self._step, self._end - 1)}: run tensorboard "
+            f"--logdir={shlex.quote(str(self._folder))}, or open {PERFETTO_NAME} there at "
             "https://ui.perfetto.dev"
         )
 

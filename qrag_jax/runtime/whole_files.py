@@ -111,26 +111,19 @@ def check_is_free(out: Path) -> None:
 
 @contextlib.contextmanager
 def whole_folder(out: Path) -> Iterator[Path]:
-    """A folder to build in, which becomes `out` when the block ends without an error."""
-    private = new_folder(out.parent, f".{out.name}-")
-    building = private / out.name
-    try:
-        building.mkdir()
-        yield building
-        building.rename(out)
-    finally:
-        shutil.rmtree(private, ignore_errors=True)
-
-
-def new_folder(parent: Path, prefix: str) -> Path:
-    """Makes a folder with a new name, in which something is built before it is renamed.
+    """A folder to build in, which becomes `out` when the block ends without an error.
 
     Its permissions follow the user's umask, because runs and caches are shared. A folder of
     `tempfile.mkdtemp` would be open to the user alone.
     """
-    folder = parent / f"{prefix}{secrets.token_hex(6)}"
-    folder.mkdir(parents=True)
-    return folder
+    private = out.parent / f".{out.name}-{secrets.token_hex(6)}"
+    building = private / out.name
+    try:
+        building.mkdir(parents=True)
+        yield building
+        building.rename(out)
+    finally:
+        shutil.rmtree(private, ignore_errors=True)
 
 
 def disk_is_full(error: BaseException) -> bool:
@@ -191,9 +184,7 @@ def bounded_lines(file: BinaryIO, path: Path, fix: str) -> Iterator[bytes]:
     """The lines of an open file, with their line ends; `fix` says what the user can do."""
     for number, line in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
         if len(line) > MAX_LINE_BYTES:
-            raise InputError(
-                f"{path}, line {number}, is longer than {MAX_LINE_BYTES >> 20} MiB; {fix}"
-            )
+            raise InputError(f"{path}, line {number}: more than {MAX_LINE_BYTES >> 20} MiB; {fix}")
         yield line
 
 
@@ -207,10 +198,7 @@ def bounded_content(file: BinaryIO, path: Path) -> bytes:
         content += piece
         size = max(size, len(content))
     if size > most:
-        raise InputError(
-            f"{path} has more than {most >> 20} MiB unpacked, too much to read whole; write it as "
-            "several files, records as .jsonl, one a line"
-        )
+        raise InputError(f"{path} has more than {most >> 20} MiB; write several files, or .jsonl")
     return bytes(content)
 
 
@@ -231,18 +219,13 @@ def inside(folder: Path, *names: str) -> Path:
     try:
         root, real = folder.resolve(), path.resolve()
     except (OSError, RuntimeError) as error:  # links in a circle
-        raise InputError(
-            f"{path}: a link that leads nowhere ({error}); put a file there."
-        ) from None
+        raise InputError(f"{path}: a link to nowhere ({error}); put a file there.") from None
     snapshots = next((above for above in root.parents if above.name == "snapshots"), root)
     model = snapshots.parent
     of_hub = snapshots != root and model.name.startswith("models--")
     if real.is_relative_to(root) or (of_hub and real.parent == model / "blobs"):
         return path
-    raise InputError(
-        f"{path}: a link out of {folder} (to {real}), which is not followed; put the "
-        "file itself there."
-    )
+    raise InputError(f"{path}: a link out of {folder} (to {real}); put the file itself there.")
 
 
 def check_links(folder: Path) -> None:
@@ -287,15 +270,13 @@ def file_lock(path: Path, place: Path, flag: str, verb: str = "written") -> Iter
             file.seek(0)
             owner = file.read(4096).decode(errors="replace").strip() or "another process"
             raise InputError(
-                f"{place} is being {verb} by {owner}; wait until it ends, or end it, or give "
-                f"another {flag}."
+                f"{place} is being {verb} by {owner}; end that first, or give another {flag}."
             ) from None
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
             print(
-                f"note: the file system of {path.parent} has no locks ({error.strerror}); see to "
-                "it that no second process writes there"
+                f"note: {path.parent} has no locks ({error.strerror}); let no other process write"
             )
         with contextlib.suppress(OSError):  # on a full disk the lock has no owner in it
             file.truncate(0)

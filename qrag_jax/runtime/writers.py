@@ -152,10 +152,8 @@ def read_metrics(path: Path) -> list[dict[str, float]]:
     """Lines of a `metrics.jsonl`, oldest first; null becomes NaN, a torn last line is left out."""
     if not path.is_file():
         raise InputError(f"{path} does not exist: name the folder of a run that has trained")
-    return [
-        {name: math.nan if value is None else value for name, value in record.items()}
-        for _, record in _whole_lines(path)
-    ]
+    rows = (record.items() for _, record in _whole_lines(path))
+    return [{name: math.nan if x is None else x for name, x in row} for row in rows]
 
 
 def has_evaluation(workdir: Path) -> bool:
@@ -190,10 +188,7 @@ def check_usable(log: LogConfig) -> None:
     for name in log.trackers:
         spec = importlib.util.find_spec(name)
         if spec is None or spec.origin is None:  # a folder of that name, such as wandb's own files
-            raise InputError(
-                f"config.log.to has {name}, which is not installed: run pip install "
-                f"'qrag_jax[{name}]', or leave it out."
-            )
+            raise InputError(f"config.log.to: {name} needs pip install 'qrag_jax[{name}]'.")
     if WANDB in log.trackers and not _has_wandb_key():
         raise InputError(
             "config.log.to has wandb, and there is no key for it: set the environment variable "
@@ -276,8 +271,7 @@ class Sender:
             rows = read_metrics(path) if path.exists() else []
         except (Exception, SystemExit) as error:
             self._tell(
-                f"{self._name} cannot be used ({_reason(error)}); the training goes on without it, "
-                f"{_KEPT}, and the next start sends them"
+                f"{self._name} cannot be used ({_reason(error)}); the training goes on, {_KEPT}"
             )
             return
         earlier = ((int(row.pop("step")), _finite(row)) for row in rows)
@@ -305,8 +299,7 @@ class Sender:
         self._failed += 1
         if self._failed == 1:
             self._tell(
-                f"{self._name}: a line was not sent ({why}); the training goes on, {_KEPT}, and "
-                "further ones are only counted"
+                f"{self._name}: a line was not sent ({why}); {_KEPT}; others are only counted"
             )
 
 

@@ -23,7 +23,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
-from pydantic import BaseModel, ConfigDict, FiniteFloat
+from pydantic import BaseModel, FiniteFloat
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -48,20 +48,16 @@ CLIENT_GONE = 499  # as nginx counts them
 _Value = str | int | FiniteFloat | bool | None
 
 
-class Retrieve(BaseModel):
+class Retrieve(BaseModel, strict=True):
     """The body of `POST /retrieve`; unknown fields are ignored, as by Search-R1's server."""
-
-    model_config = ConfigDict(strict=True)
 
     queries: list[str]  # texts
     topk: int | None = None  # passages of each; None: as the server is set
     return_scores: bool = False  # whether documents come with scores
 
 
-class Search(BaseModel):
+class Search(BaseModel, strict=True, extra="forbid"):
     """The body of `POST /search`; see `searcher.Ask`."""
-
-    model_config = ConfigDict(strict=True, extra="forbid")
 
     questions: list[str]
     topk: int | None = None
@@ -263,14 +259,12 @@ def bound_socket(host: str, port: int, exposed: bool) -> socket.socket:
         family, _, _, _, address = addresses[0]
         if not (exposed or ip_address(str(address[0]).partition("%")[0]).is_loopback):
             raise InputError(
-                f"--host={host} can be reached from other machines, and the server asks for no "
-                "password; add --expose if that is meant, or leave --host out."
+                f"--host={host} lets other machines in, without a password; if so, add --expose."
             )
         return socket.create_server(address, family=family)
     except (OSError, UnicodeError) as error:
         raise InputError(
-            f"--host={host} --port={port} cannot be used ({reason(error)}); give an address of "
-            "this machine or another --port, or end what uses this one."
+            f"--host={host} --port={port} cannot be used ({reason(error)}); give others."
         ) from None
 
 
@@ -301,22 +295,16 @@ def serve_http(
     )
     server = uvicorn.Server(config)  # it takes signals while it serves, and hands them to `stop`
 
-    async def watched() -> None:
-        announced = False
-        while not (server.should_exit or stop.requested or worker.error):
+    async def served() -> None:
+        serving, announced = asyncio.create_task(server.serve([listening])), False
+        while not (serving.done() or server.should_exit or stop.requested or worker.error):
             if worker.state == searcher.READY and not announced:
                 announced = True
                 on_ready()
             await asyncio.sleep(_LOOK_EVERY)
         worker.stop()
         server.should_exit = True
-
-    async def served() -> None:
-        watch = asyncio.create_task(watched())
-        try:
-            await server.serve([listening])
-        finally:
-            watch.cancel()
+        await serving
 
     worker.start()
     try:

@@ -126,12 +126,11 @@ class Searcher:
             results = self._search.with_rules(key).search(questions, steps, where)
             return [hits[: ask.count] for ask, hits in zip(asks, results, strict=True)]
         results = self._search.search(questions, key, where)
-        return [
-            [hit for hit in hits if ask.threshold is None or hit.score > ask.threshold][
-                : ask.count or USUAL_COUNT
-            ]
-            for ask, hits in zip(asks, results, strict=True)
-        ]
+        best = []
+        for ask, hits in zip(asks, results, strict=True):
+            above = [h for h in hits if ask.threshold is None or h.score > ask.threshold]
+            best.append(above[: ask.count or USUAL_COUNT])
+        return best
 
 
 # ---------------------------------------------------------------- the queue
@@ -278,15 +277,11 @@ class Worker:
         most, wait = self.max_batch, self.max_wait
         while True:
             with self._changed:
-                while not self._queue:
-                    if self.state == STOPPING:
-                        return []
-                    self._changed.wait()
-                until = self._queue[0].since + wait
-                while len(self._queue) < most and self.state == READY:
-                    left = until - time.monotonic()
-                    if left <= 0 or not self._changed.wait(left):
-                        break
+                self._changed.wait_for(lambda: self._queue or self.state == STOPPING)
+                if not self._queue:
+                    return []
+                left = self._queue[0].since + wait - time.monotonic()
+                self._changed.wait_for(lambda: len(self) >= most or self.state != READY, left)
                 taken = [self._queue.popleft() for _ in range(min(most, len(self._queue)))]
             if batch := [one for one in taken if one.future.set_running_or_notify_cancel()]:
                 return batch

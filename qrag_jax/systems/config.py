@@ -21,7 +21,7 @@ from qrag_jax.errors import InputError, Natural, one_of
 from qrag_jax.learners.optimizers import OptimizerConfig
 from qrag_jax.llm.config import leave_room
 from qrag_jax.runtime import config_fields
-from qrag_jax.runtime.config_fields import fill, refusing_types, section
+from qrag_jax.runtime.config_fields import check_value, refusing_types, section
 from qrag_jax.runtime.mesh import RuntimeConfig, make_mesh
 from qrag_jax.runtime.platform import ask_determinism, enable_persistent_cache
 from qrag_jax.runtime.run import Run
@@ -68,7 +68,7 @@ class SystemConfig:
     def of(cls, config: Mapping[str, Any] | ConfigDict, **how: Any) -> Self:
         """Reads and checks the settings of a config; `how` is of `settled`."""
         fields = {name: value for name, value in config.items() if name != "system"}
-        return fill(cls, fields).settled(**how)
+        return check_value(cls, fields, "config").settled(**how)
 
     def settled(self) -> Self:
         """The settings with what follows from several of them; refuses those that do not fit."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import itertools
 import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
@@ -151,11 +150,7 @@ def given_checkpoint() -> str:
 
 def argument(argv: Sequence[str], name: str) -> str | None:
     """The value of `--name=value` or `--name value`, read before absl knows the config."""
-    for word, following in itertools.zip_longest(argv, argv[1:]):
-        flag, equals, value = word.lstrip("-").partition("=")
-        if word.startswith("-") and flag == name:
-            return value if equals else following
-    return None
+    return next((value for _, value in own_code.flag_values(argv, name)), None)
 
 
 def experiment_or_run(command: str) -> tuple[Path | None, ml_collections.ConfigDict]:

@@ -23,7 +23,7 @@ from qrag_jax.errors import FeedbackLost
 from qrag_jax.learners.state import TrainState, place
 from qrag_jax.learners.update import Learner
 from qrag_jax.runtime import aot, buckets, hosts, writers
-from qrag_jax.runtime.config_fields import LogConfig, fill, flat, save_config
+from qrag_jax.runtime.config_fields import LogConfig, check_value, flat, save_config
 from qrag_jax.runtime.interrupt import EndedEarly, Stopped, StopSignal
 from qrag_jax.runtime.mesh import host_mesh, make_mesh, shardings_of
 from qrag_jax.runtime.run import Run, log
@@ -248,7 +248,11 @@ def train(config: ml_collections.ConfigDict, workdir: Path, others: str = "") ->
                                 run.save(step, state, experience.position())
                 step_log.finish()
             except (Stopped, FeedbackLost, NotFinite, EndedEarly) as why:
-                ended = step_log.finish_after(why)
+                ended = why
+                try:
+                    step_log.finish()
+                except NotFinite as error:
+                    ended = error
             failed = isinstance(ended, NotFinite)
             if step != run.saved and (run.has_learned or not failed):
                 run.save(step, state, experience.position())
@@ -286,7 +290,8 @@ def dry_run(config: ml_collections.ConfigDict, device_names: str = "") -> int:
 
 def _logged(config: ml_collections.ConfigDict) -> writers.Logged:
     # A system of somebody else may have no such section.
-    settings = fill(LogConfig, config.log, "log") if "log" in config else LogConfig()
+    fields = config.log if "log" in config else {}
+    settings = check_value(LogConfig, fields, "config.log")
     writers.check_usable(settings)
     return writers.Logged(settings, config.to_dict(), log)
 
@@ -312,7 +317,9 @@ def _evaluate(
         step_log.write(step, evaluation.metrics | progress.baselines)
         step_log.write_episodes(step, evaluation.episodes)
         log(evaluation.line)
-        step_log.look_at(Evaluated(step, evaluation.score, evaluation.each, evaluation.q_spread))
+        known = Evaluated(step, evaluation.score, evaluation.each, evaluation.q_spread)
+        for sentence in step_log.watch.evaluated(known):
+            log(sentence)
         run.keep_if_best(step, state.params, evaluation.score, evaluation.scores)
 
 

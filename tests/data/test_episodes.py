@@ -185,7 +185,7 @@ def test_episodes_are_the_samples_padded() -> None:
         assert int(episode.sample) == index
     # The order of facts is kept where it is known.
     facts = STORE.support_of(2).tolist()
-    ordered = episodes.EpisodeSource(STORE, SHAPE, ordered=True).episode(2).rank
+    ordered = episodes.episode(STORE, SHAPE, 2, ordered=True).rank
     assert [int(ordered[place]) for place in facts] == [0, 1]
     assert [int(batch.rank[2, place]) for place in facts] == [0, 0]
     with pytest.raises(InputError, match=r"config\.env\.max_steps"):
@@ -278,11 +278,12 @@ def test_tokens_are_those_of_the_texts(stores, of_words) -> None:
     for config, store, most in ((STORIES, stores["babilong"], 9), (NEEDLES, stores["niah"], 40)):
         for index in range(len(store)):
             for epoch in (0, 7):
-                sample, found = drawn(samples(config), index, epoch), store.document(index, epoch)
-                assert found.question.tolist() == of_words.encode([sample.question])[0][:12]
+                sample = drawn(samples(config), index, epoch)
+                question, chunks, support = store.document(index, epoch)
+                assert question.tolist() == of_words.encode([sample.question])[0][:12]
                 texts = [ids[:most] for ids in of_words.encode(sample.chunks)]
-                assert [chunk.tolist() for chunk in found.chunks] == texts
-                assert tuple(found.support.tolist()) == sample.support
+                assert [chunk.tolist() for chunk in chunks] == texts
+                assert tuple(support.tolist()) == sample.support
 
 
 def test_what_is_kept_does_not_grow_with_documents(of_words, stores) -> None:

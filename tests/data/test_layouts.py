@@ -25,7 +25,7 @@ from qrag_jax.data.sources import musique_hops as of_musique
 from qrag_jax.data.sources import parse_niah as parse_needles
 from qrag_jax.data.sources import two_wiki_hops as of_two_wiki
 from qrag_jax.errors import InputError
-from qrag_jax.runtime.config_fields import fill
+from qrag_jax.runtime.config_fields import check_value
 from tests.support.worlds import record_of, write_lines
 
 parse_hotpot = SOURCES["hotpotqa"].parse
@@ -129,7 +129,7 @@ def test_columns_of_your_own() -> None:
         Columns.parse("questions=query")
     for fields in ({"question": ""}, {"question": "chunks"}):
         with pytest.raises(InputError, match=r"config\.data\.columns"):
-            fill(Columns, fields, "data.columns")
+            check_value(Columns, fields, "config.data.columns")
 
 
 FUNCTION = """

@@ -102,9 +102,9 @@ def test_counters_of_several_clients_are_those_of_one_that_did_all() -> None:
         (Answer("b", tokens_in=7, tokens_out=1), 30.0, 1),
         *((Failure(cause, "x", 2), 9.0, 2) for cause in (*CAUSES, "timeout")),
     ]
-    together, whole = Counters(), Counters()
+    together, whole = Counters(float), Counters(float)
     for outcome in outcomes:
-        part = Counters()
+        part = Counters(float)
         for counters in (part, whole):
             counters.called(*outcome)
         for name, count in part.items():

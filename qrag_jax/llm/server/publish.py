@@ -199,6 +199,4 @@ class Publisher(contextlib.AbstractContextManager):
         hint = ""
         if reply.status == 404 and not path.startswith("/v1"):
             hint = " (start it with config.llm.server.publish=True)"
-        raise PublishError(
-            f"vLLM answered {path} with {reply.reason}{hint}; {state}.", reply.status
-        )
+        raise PublishError(f"vLLM answered {path}: {reply.reason}{hint}; {state}.", reply.status)

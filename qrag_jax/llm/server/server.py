@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -29,6 +28,7 @@ from qrag_jax.llm.endpoint import UNIX, Endpoint, read_key
 from qrag_jax.llm.server import watchdog
 from qrag_jax.llm.text.generation import Generation
 from qrag_jax.runtime.interrupt import StopSignal, wait_for
+from qrag_jax.runtime.line_process import end_group, has_ended
 from qrag_jax.runtime.whole_files import model_digest, weights_folder, writing
 
 if TYPE_CHECKING:  # it takes a while to import, and runs without a model do not need it
@@ -112,7 +112,7 @@ class Server:
         began = logged = time.monotonic()
         endpoint = Endpoint(self.url)
         while not self._stopping.is_set():
-            if _ended(process):
+            if has_ended(process):
                 raise InputError(f"vLLM died at start; {self._written.last_words()}")
             now = time.monotonic()
             # The server must be healthy, and the model's name must be among those it serves.
@@ -121,9 +121,8 @@ class Server:
                 return
             if now - began > self.config.start_timeout:
                 raise InputError(
-                    f"vLLM did not answer within {self.config.start_timeout:g} s; raise "
-                    "config.llm.server.start_timeout if that is too short; "
-                    f"{self._written.last_words()}"
+                    f"vLLM did not answer within {self.config.start_timeout:g} s "
+                    f"(config.llm.server.start_timeout); {self._written.last_words()}"
                 )
             if now - logged >= LOG_EVERY:
                 logged, last = now, self._written.tail(1) or ["…"]
@@ -135,15 +134,7 @@ class Server:
         process, self._process = self._process, None
         if process is None:
             return
-        assert process.stdin is not None
-        process.stdin.close()
-        limit = time.monotonic() + self.config.stop_grace + 5.0
-        while not _ended(process) and time.monotonic() < limit:
-            time.sleep(LOOK_EVERY / 4)
-        # The leader was not waited for yet, so no other group can have its number.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        end_group(process, self.config.stop_grace + 5.0)
         # Killed processes take a moment to disappear and to free their GPU memory.
         limit = time.monotonic() + 5.0
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -172,52 +163,43 @@ class Server:
         self._log(why)
 
     def _keep_up(self) -> None:
-        attempts, began = 0, time.monotonic()
+        attempts, why = 0, ""
         while True:
-            assert self._process is not None
-            while not _ended(self._process):
-                if self._stopping.wait(LOOK_EVERY):
-                    return
-            self._end()
-            self._on_down()
-            if time.monotonic() - began > HEALTHY_AFTER:
-                attempts = 0
-            why = "it died"
-            while why:
-                if attempts >= self.config.restarts:
-                    given_up = f"vLLM was given up after {attempts} restarts in a row: {why}"
-                    self._give_up(f"{given_up}; see {self._written.path}")
-                    return
-                pause = min(self.config.backoff * 2**attempts, LONGEST_BACKOFF)
-                attempts += 1
-                self._log(
-                    f"vLLM is down ({why}); restart {attempts} of {self.config.restarts} in "
-                    f"{pause:g} s. {self._written.last_words()}"
-                )
-                if self._stopping.wait(pause):
-                    return
-                try:
-                    self._launch()
-                    self._on_up()
-                    why = ""
-                except Exception as error:  # after a failed hand-over it cannot be trusted
-                    self._end()
-                    why = str(error).partition("\n")[0] or type(error).__name__
-                    if self._stopping.is_set():
+            if not why:
+                began = time.monotonic()
+                assert self._process is not None
+                while not has_ended(self._process):
+                    if self._stopping.wait(LOOK_EVERY):
                         return
-            began = time.monotonic()
-
-
-def _ended(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the process has ended. Unlike `poll`, it does not release the process number."""
-    if process.returncode is not None:
-        return True
-    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-    return os.waitid(os.P_PID, process.pid, options) is not None
+                why = "it died"
+                self._on_down()
+                if time.monotonic() - began > HEALTHY_AFTER:
+                    attempts = 0
+            self._end()
+            if attempts >= self.config.restarts:
+                given_up = f"vLLM was given up after {attempts} restarts in a row: {why}"
+                self._give_up(f"{given_up}; see {self._written.path}")
+                return
+            pause = min(self.config.backoff * 2**attempts, LONGEST_BACKOFF)
+            attempts += 1
+            self._log(
+                f"vLLM is down ({why}); restart {attempts} of {self.config.restarts} in "
+                f"{pause:g} s. {self._written.last_words()}"
+            )
+            if self._stopping.wait(pause):
+                return
+            try:
+                self._launch()
+                self._on_up()
+                why = ""
+            except Exception as error:  # after a failed hand-over it cannot be trusted
+                why = str(error).partition("\n")[0] or type(error).__name__
+                if self._stopping.is_set():
+                    return
 
 
 LAST_LINES = 15  # shown when the server dies
-READ_BYTES = 1 << 16  # at each end of what the present process wrote
+READ_BYTES = 1 << 20  # at the end of what the present process wrote
 LONGEST_ERROR = 600  # characters
 
 # An exception's last line, with or without vLLM's own words before it, such as
@@ -233,20 +215,19 @@ class ServerLog:
         self.start = 0
 
     def tail(self, count: int) -> list[str]:
-        return self._lines(from_end=True)[-count:]
+        return self._lines()[-count:]
 
     def last_words(self) -> str:
-        error = next(filter(None, map(_ERROR.search, self._lines(from_end=False))), None)
+        error = next(filter(None, map(_ERROR.search, self._lines())), None)
         shown = f"{error[1]}: {error[2]}"[:LONGEST_ERROR] if error else ""
         first = f"the first error in its log is {shown}; " if shown else ""
         lines = "".join(f"\n    {line}" for line in self.tail(LAST_LINES))
         return f"{first}the last lines of its log {self.path}:{lines}"
 
-    def _lines(self, from_end: bool) -> list[str]:
+    def _lines(self) -> list[str]:
         with contextlib.suppress(OSError), self.path.open("rb") as log:
-            size = log.seek(0, os.SEEK_END)
-            log.seek(max(self.start, size - READ_BYTES) if from_end else self.start)
-            lines = log.read(READ_BYTES).decode("utf-8", "replace").splitlines()
+            log.seek(max(self.start, log.seek(0, os.SEEK_END) - READ_BYTES))
+            lines = log.read().decode("utf-8", "replace").splitlines()
             return [line.strip() for line in lines if line.strip()]
         return []
 
@@ -306,15 +287,11 @@ def _running(llm: LlmConfig | ServedConfig) -> Existing:
     names = endpoint.model_names()
     if not names:
         raise InputError(
-            f"config.llm.url: {client.url} does not list its models "
-            f"({endpoint.get('/v1/models').reason}); start the server, or leave the url empty to "
-            "have one started."
+            f"config.llm.url: {client.url} lists no models ({endpoint.get('/v1/models').reason}); "
+            "start the server, or leave the url empty."
         )
     if llm.model not in names:
-        raise InputError(
-            f"config.llm.model: {client.url} serves {', '.join(names)}, not {llm.model!r}; give "
-            "one of its names."
-        )
+        raise InputError(f"config.llm.model is {llm.model!r}; {llm.url} serves {', '.join(names)}.")
     return Existing(client.url, llm.model)
 
 
@@ -383,9 +360,8 @@ def _generation(llm: LlmConfig, seed: int) -> Generation:
         room, answer = llm.server.max_model_len, llm.max_tokens
         if answer >= room > 0:
             raise InputError(
-                f"config.llm.max_tokens is {answer}, but the server is to hold {room} tokens of "
-                "prompt and answer together (config.llm.server.max_model_len); lower the one or "
-                "raise the other."
+                f"config.llm.max_tokens is {answer} and config.llm.server.max_model_len, of prompt "
+                f"and answer together, {room}; lower the one or raise the other."
             )
         changes |= {
             "max_prompt_tokens": llm.max_prompt_tokens or (room - answer if room else 0),

@@ -16,7 +16,6 @@ import signal
 import subprocess
 import sys
 import time
-from types import FrameType
 
 # prctl(2)
 _PR_SET_PDEATHSIG = 1
@@ -28,60 +27,53 @@ def _prctl(option: int, value: int) -> None:
     ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-class _Family:
-    def __init__(self, command: list[str]) -> None:
-        # Orphans of the command become children of this process, so that it can wait for all.
-        _prctl(_PR_SET_CHILD_SUBREAPER, 1)
-        self._child = subprocess.Popen(  # noqa: S603  (a list, no shell)
-            command,
-            stdin=subprocess.DEVNULL,
-            # If this process is killed, its child is too. `preexec_fn` is safe without threads.
-            preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
-        )
-        self.status: int | None = None  # of the command once it has ended; negative: a signal
+def _reap(child: subprocess.Popen[bytes]) -> bool:
+    """Waits for those that have ended, also for the command; whether any process is left."""
+    while True:
+        try:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return False
+        if pid == 0:
+            return True
+        if pid == child.pid:
+            child.returncode = os.waitstatus_to_exitcode(status)
 
-    def reap(self) -> bool:
-        while True:
-            try:
-                pid, status = os.waitpid(-1, os.WNOHANG)
-            except ChildProcessError:
-                return False
-            if pid == 0:
-                return True
-            if pid == self._child.pid:
-                self.status = self._child.returncode = os.waitstatus_to_exitcode(status)
 
-    def stop(self, grace: float) -> None:
-        """Sends SIGTERM to all; if any is left after `grace` seconds, SIGKILL, also to itself."""
-        os.killpg(0, signal.SIGTERM)
-        end = time.monotonic() + grace
-        while self.reap():
-            if time.monotonic() > end:
-                print(f"watchdog: not stopped within {grace:g} s; killed", flush=True)
-                os.killpg(0, signal.SIGKILL)
-            time.sleep(LOOK_EVERY / 4)
+def _stop(child: subprocess.Popen[bytes], grace: float) -> None:
+    """Sends SIGTERM to all; if any is left after `grace` seconds, SIGKILL, also to itself."""
+    os.killpg(0, signal.SIGTERM)
+    end = time.monotonic() + grace
+    while _reap(child):
+        if time.monotonic() > end:
+            print(f"watchdog: not stopped within {grace:g} s; killed", flush=True)
+            os.killpg(0, signal.SIGKILL)
+        time.sleep(LOOK_EVERY / 4)
 
 
 def main(argv: list[str]) -> int:
     """Runs the command; returns its status if it ends, 0 if it has to be stopped."""
     grace, command, parent = float(argv[1]), argv[2:], os.getppid()
     asked: list[int] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        asked.append(number)
-
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, note)
-    family = _Family(command)
-    while family.reap() and family.status is None:
+        signal.signal(number, lambda number, frame: asked.append(number))
+    # Orphans of the command become children of this process, so that it can wait for all.
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    child = subprocess.Popen(  # noqa: S603  (a list, no shell)
+        command,
+        stdin=subprocess.DEVNULL,
+        # If this process is killed, its child is too. `preexec_fn` is safe without threads.
+        preexec_fn=lambda: _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL),
+    )
+    while _reap(child) and child.returncode is None:
         # A fork of the trainer may keep standard input open, so the parent is checked as well.
         ended = bool(select.select([0], [], [], LOOK_EVERY)[0])
         if ended or asked or os.getppid() != parent:
-            family.stop(grace)
+            _stop(child, grace)
             return 0
-    print(f"watchdog: the server ended with status {family.status}", flush=True)
-    family.stop(min(grace, 5.0))  # processes that the command left behind
-    status = family.status or 0
+    print(f"watchdog: the server ended with status {child.returncode}", flush=True)
+    _stop(child, min(grace, 5.0))  # processes that the command left behind
+    status = child.returncode or 0
     return status if status >= 0 else 128 - status
 
 

@@ -35,10 +35,7 @@ class Generation(Drawing):
         count = None
         if drawing.max_prompt_tokens:
             if not drawing.tokenizer:
-                raise InputError(
-                    f"{prefix}max_prompt_tokens needs {prefix}tokenizer=FOLDER, that of the model "
-                    "served."
-                )
+                raise InputError(f"{prefix}max_prompt_tokens needs {prefix}tokenizer=FOLDER.")
             count = token_counter(drawing.tokenizer, drawing.enable_thinking)
         return cls(**vars(drawing), count=count)
 

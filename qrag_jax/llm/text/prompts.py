@@ -66,9 +66,7 @@ class Prompt:
         slots = sorted(self.slots & set(CHUNK_SLOTS))
         if len(slots) != 1:
             wanted = " or ".join(f"{{{slot}}}" for slot in CHUNK_SLOTS)
-            raise InputError(
-                f"{self.path} has {len(slots)} slots for chunks; write exactly one, {wanted}"
-            )
+            raise InputError(f"{self.path} has {len(slots)} slots for chunks; write one, {wanted}")
         return slots[0]
 
     def check(self, *slots: str, optional: Iterable[str] = ()) -> None:
@@ -87,10 +85,8 @@ class Prompt:
         for name, newline in fences:
             if not newline:
                 safe[name] = one_line(safe[name])
-        return tuple(
-            (role, _SLOT.sub(lambda slot: safe[slot[1]], content))
-            for role, content in self.messages
-        )
+        filled = functools.partial(_SLOT.sub, lambda slot: safe[slot[1]])
+        return tuple((role, filled(content)) for role, content in self.messages)
 
     def with_chunks(self, question: str, chunks: Sequence[str]) -> Messages:
         """The messages with the question and the chunks, in the order given."""
@@ -106,9 +102,8 @@ def load(name: str) -> Prompt:
     with whole_files.reading(path, fix), path.open("rb") as file:
         text = whole_files.bounded_content(file, path).decode()
     before, *parts = _ROLE.split(text)
-    messages = tuple(
-        (role, content.strip()) for role, content in zip(parts[::2], parts[1::2], strict=True)
-    )
+    pairs = zip(parts[::2], parts[1::2], strict=True)
+    messages = tuple((role, content.strip()) for role, content in pairs)
     if not messages or before.strip():
         raise InputError(f"{path} does not begin with a message; start it with a line [user]")
     if messages[-1][0] != "user":
@@ -140,9 +135,7 @@ def _marks(names: tuple[str, ...]) -> re.Pattern[str] | None:
     """
     if not names:
         return None
-    words = "|".join(
-        r"[\W_]*".join(_UNSEEN.join(part) for part in name.split("_")) for name in names
-    )
+    words = "|".join(r"[\W_]*".join(map(_UNSEEN.join, name.split("_"))) for name in names)
     return re.compile(rf"[<＜‹〈⟨](?=[\W_]*(?:{words})(?![^\W_]))", re.IGNORECASE)
 
 
@@ -189,9 +182,7 @@ def fit(
     if max_prompt_tokens and tokens(0) > max_prompt_tokens:
         lost = least(0, ends[-1], lambda number: tokens(number) <= max_prompt_tokens)
         if (fewest := tokens(lost)) > max_prompt_tokens:
-            message = (
-                f"the question alone makes {fewest} tokens, and {max_prompt_tokens} are allowed."
-            )
+            message = f"the question alone has {fewest} tokens of {max_prompt_tokens} allowed."
             return Failure("too_long", message, attempts=0)
     shown = kept(lost)
     characters = sum(map(len, chunks)) - sum(map(len, shown))

@@ -122,9 +122,8 @@ def scaffold_of(
     thinks = settings.get("enable_thinking") is not False
     if (kept := _kept(template, "tool", thinks)) is None:
         raise InputError(
-            f"{template.name} rewrites earlier turns of the model when a tool answers"
-            f"{' (it may drop what was thought)' if thinks else ''}; give a template that keeps "
-            f"them{', or set thinking to False' if thinks else ''}"
+            f"{template.name} rewrites earlier turns of the model when a tool answers; give another"
+            f"{', or set thinking to False' if thinks else ''}"
         )
     end = template.ids(template.following((("tool", _RESULT),)))[0]
     ends = dict.fromkeys((int(end), tokenizer.eos_token_id))
@@ -141,17 +140,12 @@ def _check_results(template: ChatTemplate) -> None:
     """Refuses a template that cannot show a turn of the model and two results of tools after it."""
     following = template.following((("tool", _RESULT), ("tool", _OTHER_RESULT)))
     if _RESULT not in following or _OTHER_RESULT not in following:
-        raise InputError(
-            f"{template.name} drops messages of the role tool, or the model's turns; give another"
-        )
+        raise InputError(f"{template.name} drops messages of tools or the model; give another")
     end = template.ids(following)[0]
     written = template.tokenizer.decode([end])
     known = template.tokenizer.added_tokens_decoder.get(int(end))
     if known is None or not known.special or not following.startswith(known.content):
-        raise InputError(
-            f"{template.name} puts {written!r} behind a turn of the model; it must put a special "
-            "token there, with which the turn ends"
-        )
+        raise InputError(f"{template.name} ends a turn with {written!r}, no special token")
 
 
 def _kept(template: ChatTemplate, role: str, thinks: bool) -> str | None:
@@ -194,9 +188,8 @@ class ChatRenderer:
 
     def __init__(self, tokenizer: Any, form: str, thinking: bool | None = None) -> None:
         self._tokenizer, self._form, self._thinking = tokenizer, form, thinking
-        self._special = [
-            token.content for token in tokenizer.added_tokens_decoder.values() if token.special
-        ]
+        added = tokenizer.added_tokens_decoder.values()
+        self._special = [token.content for token in added if token.special]
         self._cut = functools.lru_cache(maxsize=64)(self._cut_for)
 
     def opening(
