@@ -194,8 +194,8 @@ def read_language_model(folder: Path) -> None:
 
 def write_encoder(folder: Path) -> None:
     make_scratch_folder(folder, TEXTS, ScratchConfig(1, 8, 2, 80, 32), 0)
-    more = {"pooling": "mean", "normalise": True, "scale": 1.0, "pooler": False}
-    write_modules(folder, width=8, max_tokens=32, **more)
+    encoder = load_encoder(folder).encoder
+    write_modules(folder, encoder, scale=1.0, max_tokens=32, pooler=False)
 
 
 def read_encoder(folder: Path) -> None:

@@ -309,7 +309,7 @@ REFUSE_TOOLS = """
 REFUSED = [
     ("", "chat template"),
     (REFUSE_TOOLS + CHATML, "tool"),
-    (CHATML.replace("in messages", "in messages if m.role != 'tool'"), "role tool"),
+    (CHATML.replace("in messages", "in messages if m.role != 'tool'"), "tools"),
     (CHATML.replace("<|im_end|>", "<end>"), "'<'"),
     (CHATML.replace("m.content", "m.content.split('</think>')[-1].strip()"), "thinking"),
 ]

@@ -390,7 +390,7 @@ def check_unseen(workdir: Path, backgrounds: Sequence[DocumentsConfig]) -> None:
         if seen := [name for name, digest in dev if digest in known]:
             raise InputError(
                 f"{workdir} was trained among {len(seen)} of these books, such as {seen[0]}: give "
-                f"{config.section}.noise as it was then, and others as noise_dev."
+                f"{config.section}.noise as it was then, or others as {config.section}.noise_dev."
             )
 
 
