@@ -51,7 +51,7 @@ class TextTokenizer:
             eos = auto.eos_token_id
             special["sep_token"] = eos if opens_rows else _end_of_text(backend, eos)
         if absent := [name for name, index in special.items() if index is None]:
-            raise InputError(f"{folder}: tokenizer_config.json has no {' or '.join(absent)}.")
+            raise InputError(f"{folder}: set {' and '.join(absent)} in tokenizer_config.json.")
         lower = backend.normalizer
         if lowers and (lower is None or lower.normalize_str("A") != "a"):
             steps = [normalizers.Lowercase(), *([lower] if lower else [])]
