@@ -16,6 +16,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from qrag_jax.__main__ import COMMANDS
+from qrag_jax.runtime.config_fields import described
 from qrag_jax.systems import SYSTEMS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,7 +53,7 @@ def fields() -> str:
         config = importlib.import_module(f"qrag_jax.systems.{name}.config").CONFIG
         lines.append(f"## {name}")
         section = None
-        for field, value, comment in config.help_lines():
+        for field, value, comment in described(config, ""):
             first = field.partition(".")[0] if "." in field else ""
             if first != section:
                 section = first

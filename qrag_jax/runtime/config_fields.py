@@ -100,7 +100,7 @@ def check_value(kind: Any, value: Any, name: str) -> Any:
 
 
 def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
-    """Name, default and comment of every field, including those of nested sections."""
+    """Name, default and comment of every field, also of nested sections, by their names."""
     lines: list[tuple[str, Any, str]] = []
     for field, _, nested in typed_fields(settings):
         name = f"{place}.{field.name}" if place else field.name
@@ -108,7 +108,8 @@ def described(settings: type, place: str) -> list[tuple[str, Any, str]]:
             lines += described(nested, name)
         else:
             lines.append((name, _default(field), comments(settings).get(field.name, "")))
-    return lines + (settings.further_help(place) if hasattr(settings, "further_help") else [])
+    lines += settings.further_help(place) if hasattr(settings, "further_help") else []
+    return sorted(lines, key=lambda line: line[0].split("."))
 
 
 @functools.cache

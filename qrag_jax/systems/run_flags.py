@@ -88,8 +88,7 @@ def fields_help(argv: Sequence[str]) -> str:
     of_system = config_of(values.get("system", ""))
     unread = tuple(f"{field}." for field in of_system.unread(values)) if file else ()
     lines = [f"Fields of the experiment{f' {file}' if file else ''}, --config.FIELD=VALUE:", ""]
-    fields = sorted(config_fields.described(of_system, ""), key=lambda line: line[0].split("."))
-    for name, value, comment in fields:
+    for name, value, comment in config_fields.described(of_system, ""):
         absent = file and (name not in values or f"{name}.".startswith(unread))
         lines.append(f"  {name}={values.get(name, value)!r}{' (not read)' if absent else ''}")
         lines += textwrap.wrap(comment, 92, initial_indent="      ", subsequent_indent="      ")
