@@ -36,7 +36,16 @@ from qrag_jax.models.first_encoder import ScratchConfig, make_scratch_folder
 from qrag_jax.models.first_language_model import TinyLMConfig, write_tiny_lm
 from qrag_jax.models.trunks import families
 from qrag_jax.models.trunks.transformer import Transformer
-from qrag_jax.retrieval.exact import BFLOAT16, Layout, Part, make_search, plan_of, rows_of
+from qrag_jax.retrieval.exact import (
+    BFLOAT16,
+    INT8,
+    STORAGES,
+    Layout,
+    Part,
+    make_search,
+    plan_of,
+    rows_of,
+)
 from qrag_jax.runtime.aot import Program
 from qrag_jax.runtime.platform import Platform
 from qrag_jax.runtime.pretrained_files import find_minilm
@@ -149,18 +158,21 @@ TPUS = ("v5e", "v6e")  # for the first recipe alone
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """A corpus of vectors in bfloat16; `queries` of a batch, `k` passages wanted of each."""
+    """A corpus of vectors; `queries` of a batch, `k` passages wanted of each."""
 
     passages: int
     width: int
     queries: int
     k: int
+    storage: str = BFLOAT16  # of the vectors on the devices
 
 
 CORPORA = {
     "search/wikipedia": Corpus(21_015_324, 1024, 1024, 100),  # DPR's passages
+    "search/wikipedia-int8": Corpus(21_015_324, 1024, 1024, 100, INT8),
     "search/tiny": Corpus(100_003, 64, 64, 10),
 }
+SMALL_CORPORA = ("search/tiny",)
 
 
 def row_names(quick: bool, target: str) -> list[str]:
@@ -169,7 +181,8 @@ def row_names(quick: bool, target: str) -> list[str]:
         small = [f"{target}/{name}/{shown(mesh)}" for name in QUICK for mesh in SMALL]
         return [*small, f"{target}/search/tiny/{shown(SMALL[0])}"]
     names = [f"{target}/{name}/{shown(m)}" for name, r in RECIPES.items() for m in r.meshes]
-    names += [f"{target}/search/wikipedia/{shown(mesh)}" for mesh in Recipe("").meshes]
+    corpora = [name for name in CORPORA if name not in SMALL_CORPORA]
+    names += [f"{target}/{name}/{shown(m)}" for name in corpora for m in Recipe("").meshes]
     first = next(iter(RECIPES))
     return names + [f"{tpu}/{first}/1x8x1" for tpu in TPUS]
 
@@ -302,13 +315,15 @@ def _write_drawn(shapes: Mapping[str, tuple[int, ...]], path: Path) -> None:
 
 def search_program(corpus: Corpus, mesh: Mesh, *, on_cpu: bool) -> Program:
     """The exact search of one batch of queries, from shapes alone."""
-    layout = Layout(corpus.passages, corpus.width, rows_of(corpus.passages, mesh.size), BFLOAT16)
-    # The files hold bfloat16, too, so nothing is scored again on the host.
-    plan = plan_of(layout, corpus.queries, corpus.k, again=False, on_cpu=on_cpu)
+    storage, scaled = corpus.storage, corpus.storage == INT8
+    layout = Layout(corpus.passages, corpus.width, rows_of(corpus.passages, mesh.size), storage)
+    # The files hold bfloat16, too, so the host scores again what int8 finds, and nothing else.
+    plan = plan_of(layout, corpus.queries, corpus.k, again=scaled, on_cpu=on_cpu)
     rows = layout.rows * mesh.size
-    vectors: Any = jax.ShapeDtypeStruct((rows, corpus.width), jnp.bfloat16)
+    vectors: Any = jax.ShapeDtypeStruct((rows, corpus.width), STORAGES[storage])
     allowed: Any = jax.ShapeDtypeStruct((rows,), jnp.bool_)
+    scales: Any = jax.ShapeDtypeStruct((rows,), jnp.float32) if scaled else None
     queries = jax.ShapeDtypeStruct((corpus.queries, corpus.width), jnp.float32)
-    arguments = queries, Part(vectors, None, allowed)
+    arguments = queries, Part(vectors, scales, allowed)
     flops = 2.0 * corpus.queries * rows * corpus.width
-    return Program("search", make_search(mesh, plan, False), arguments, flops, "bfloat16")
+    return Program("search", make_search(mesh, plan, scaled), arguments, flops, "bfloat16")
