@@ -375,10 +375,13 @@ def _best_groups(queries: jax.Array, part: Part, plan: Plan) -> Best:
 
 def _maxima(queries: jax.Array, block: Part, plan: Plan) -> jax.Array:
     """The highest score of every group of a block, `[B, groups of a block]`."""
+    rows = block.rows
+    if block.scales is not None:  # else XLA converts the int8 of all blocks at once
+        rows = jax.lax.optimization_barrier(rows)
     scores = jnp.einsum(
         "bd,nd->bn",
         queries,
-        block.rows.astype(queries.dtype),
+        rows.astype(queries.dtype),
         # Of float32 factors in float32, on all devices.
         precision=None if plan.half else jax.lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
