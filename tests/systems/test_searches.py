@@ -103,6 +103,8 @@ def test_an_index_of_the_user(folders: dict[str, str], tmp_path: Path) -> None:
     by = {"engine": "semantic", "encoder": folders["tower"], "passage_prefix": "river "}
     searched = open_pages(dataclasses.replace(words, **by), None, tmp_path / "search")
     assert len(found_by(searched, "piano")) == len(SHORT)  # words would find one
+    by_faiss = open_pages(dataclasses.replace(words, **by | {"engine": "faiss"}), None, tmp_path)
+    assert found_by(by_faiss, "piano") == found_by(searched, "piano")
     boolean = open_pages(dataclasses.replace(words, engine="boolean"), None, tmp_path / "search")
     (found,) = found_by(boolean, "rivers OR forest NOT piano")
     assert found.title == "Lamp"
