@@ -227,6 +227,8 @@ class ServerIndex:
             try:
                 self._client = self._client or self._connected()
                 return getattr(self._client, method)(self.settings.collection, **arguments)
+            except InputError:  # the client is not installed
+                raise
             except Exception as error:
                 if (may_pass := self._failure(error)) is None:
                     raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -119,6 +120,20 @@ def test_a_collection_of_other_things_stays_as_it_is(tmp_path: Path, server: Sta
     built(narrow, server, replace=True).save(tmp_path)
     opened = QdrantIndex.open(tmp_path, task.corpus)
     np.testing.assert_array_equal(opened.vectors([3]), narrow.vectors[3:4])
+
+
+@pytest.mark.parametrize(
+    ("engine", "client"), [("qdrant", "qdrant_client"), ("milvus", "pymilvus")]
+)
+def test_a_client_that_is_missing_is_named(
+    engine: str, client: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in [name for name in sys.modules if name.partition(".")[0] == client]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, client, None)
+    task = task_of(tmp_path, 3)
+    with pytest.raises(InputError, match=client):
+        server_index.server_engine(engine).build(task.corpus, task.vectors, ServerSettings())
 
 
 def test_settings_are_refused_without_their_secrets() -> None:
