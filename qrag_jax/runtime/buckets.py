@@ -229,11 +229,15 @@ class Bucket:
         self._store.pipe_file(LEASE, json.dumps(lease).encode())
 
     def _lease(self) -> dict[str, Any]:
-        self._store.invalidate_cache()
-        try:
-            return json.loads(self._store.cat_file(LEASE))
-        except FileNotFoundError:
-            return {}
+        for _ in range(9):
+            self._store.invalidate_cache()
+            try:
+                return json.loads(self._store.cat_file(LEASE))
+            except FileNotFoundError:
+                break
+            except ValueError:  # a store of files shows it half written
+                time.sleep(0.1)
+        return {}
 
     def _reaching(self) -> contextlib.AbstractContextManager[None]:
         fix = "see its name, the credentials in the environment, and the network"

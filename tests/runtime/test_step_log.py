@@ -45,7 +45,7 @@ def test_a_run_that_cannot_learn_says_so_and_stops_and_keeps_what_is_good(
     words = [*SHARED, *(f"--config.{field}" for field in fields), f"--workdir={tmp_path}"]
     result = commands.run("train", *words)
     message = refusal(result, status=1)
-    assert "in 22 steps in a row, the last of them step 23 " in message
+    assert "22 steps in a row, to step 23 " in message
     assert "--config.optimizer.learning_rate" in message
     said = result.stdout.splitlines()
     signs = [line for line in said if "may not be learning" in line]
