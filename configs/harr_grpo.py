@@ -49,8 +49,7 @@ def default_config(algorithm: str, *sources: str, agent: str = SCRIPTED) -> Conf
     """HARR's settings (arXiv 2602.03645) on these data sources."""
     config = HarrConfig.default(*sources)
     config.update(algorithm=algorithm)
-    config.agent.name = agent
-    config.search.engine = "semantic"
+    config.agent.name, config.search.engine = agent, "semantic"
     config.encoder.path = "Qwen/Qwen3-Embedding-0.6B"
     config.encoder.update(pooling="last", normalise=True, scale=1.0)
     config.encoder.lora.update(rank=32, alpha=64.0, dropout=0.0)

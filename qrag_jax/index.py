@@ -11,9 +11,8 @@ words and needs neither. If the command is broken off, the same command goes on 
     qrag index --index=OUT --engine=qdrant --server=http://HOST:6333 --collection=NAME
 
 sends finished vectors to a Qdrant server, whose API key is read from QDRANT_API_KEY alone; milvus
-and milvus_bm25 (words) read MILVUS_TOKEN.
---faiss=IVF4096,Flat --faiss_search=nprobe=64 makes an index of faiss of them, and prints its
-recall. With --hosts several hosts embed a corpus together.
+and milvus_bm25 (words) read MILVUS_TOKEN. --faiss=IVF4096,Flat --faiss_search=nprobe=64 makes an
+index of faiss of them, and prints its recall. With --hosts several hosts embed a corpus together.
 
     qrag index --index=OUT --encoder=FOLDER --add=MORE.jsonl --remove=IDS.txt
 

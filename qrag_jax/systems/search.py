@@ -51,7 +51,6 @@ if TYPE_CHECKING:  # they bring engines that a question's own documents do not n
 REMOTE = "remote"
 OWN = "own"  # folder of the collection without a name, which files of rows search
 BY_VECTORS = (SEMANTIC, index_folder.FAISS, index_folder.QDRANT, index_folder.MILVUS)
-# Engines that search an index.
 OF_CORPORA = (BM25, *BY_VECTORS, HYBRID, BOOLEAN, index_folder.MILVUS_BM25)
 _OTHERWISE = {LEXICAL: BM25, SEMANTIC: ""}  # what `IndexAt` calls them; "": the usual of vectors
 _WAIT = 60.0  # seconds that a search waits for a rerank service that is down

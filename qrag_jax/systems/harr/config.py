@@ -112,16 +112,13 @@ class HarrConfig(SystemConfig):
 
     def settled(self) -> HarrConfig:
         rule, rewards = self.rule, self.reward.rewards.weights
+        vectors = f"but a query encoder compares vectors; use one of {', '.join(BY_VECTORS)}"
         parts = f"no divisor of the {self.episodes} episodes of config.train.batch_size questions"
         refuse(
             self,
             (self.episodes % rule.minibatches, f"{self.algorithm}.minibatches", parts),
             *of_corpus(self.search),
-            (
-                self.search.engine not in BY_VECTORS,
-                "search.engine",
-                f"but a query encoder compares vectors; use one of {', '.join(BY_VECTORS)}",
-            ),
+            (self.search.engine not in BY_VECTORS, "search.engine", vectors),
         )
         if RELEVANCE in rewards:
             self.reranker.client.api_key()  # checks the fields
