@@ -196,10 +196,10 @@ def check_in_corpus(
     for query in queries:
         (kept if any(name in known_ids for name, _ in query.grades) else dropped).append(query)
     if not kept or len(dropped) > max_missing_share * len(queries):
+        raising = f", or raise config.search.max_missing_share, {max_missing_share}" if kept else ""
         raise InputError(
             f"{field}: {corpus} has no relevant document of {len(dropped)} of {len(queries)} "
-            f"queries (the first: {dropped[0].id!r}), as if of another collection; {fix}, or raise "
-            f"config.search.max_missing_share, {max_missing_share}."
+            f"queries (the first: {dropped[0].id!r}), as if of another collection; {fix}{raising}."
         )
     parts = []
     if dropped:

@@ -94,6 +94,8 @@ class SearchConfig:
     def __post_init__(self) -> None:
         if self.corpus and self.index:
             raise InputError("config.search.corpus and search.index are both given; empty one.")
+        if self.engine in index_folder.SERVERS and not self.index:
+            raise InputError(f"config.search.engine {self.engine!r} needs config.search.index.")
 
     @property
     def words(self) -> BM25Config:
@@ -161,9 +163,7 @@ def open_search(
         )
     encoder = config.plain_encoder
     if encoder is None and config.engine not in (LEXICAL, *OF_WORDS):
-        raise InputError(
-            f"config.search.engine {config.engine!r} needs config.search.encoder; name it."
-        )
+        raise InputError(f"config.search.engine {config.engine!r} needs config.search.encoder.")
     tower = None if encoder is None or config.index else encoder.passages
     where = indexed(config, passages, folder, tower, begun=begun)
     engine = _OTHERWISE.get(config.engine, config.engine)

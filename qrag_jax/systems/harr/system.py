@@ -578,7 +578,7 @@ def load_inputs(
             opened = StoredCorpus(at / CORPUS), mesh, tower.digest(), config.search.dtype
             index = ExactIndex.open(at / EXACT, *opened)
         else:
-            read_manifest(at / engine, encoder=tower.digest())
+            read_manifest(at / EXACT, encoder=tower.digest())
             index = IndexAt(at, engine).open()
     golds = _golds(config, every, index)
     train, dev = golds[: len(train_samples)], golds[len(train_samples) :]
