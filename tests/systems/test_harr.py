@@ -106,7 +106,7 @@ def test_an_index_that_is_there_is_searched(system: Harr, workdir: Path, tmp_pat
     by_faiss = {"search__index": str(tmp_path / "index"), "search__engine": "faiss"}
     shutil.copytree(folder, tmp_path / "index")
     served = small(search__engine="milvus")
-    with pytest.raises(InputError, match="search.index"), opened(served, tmp_path / "served"):
+    with pytest.raises(InputError, match="milvus"), opened(served, tmp_path / "served"):
         pass
     index_corpus(None, tmp_path / "index", None, IndexSettings(engine="faiss"))
     with opened(small(**by_faiss, policy__pool=count + 9), tmp_path / "faiss") as other:
