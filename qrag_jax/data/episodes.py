@@ -119,10 +119,14 @@ def training_batches(
     workers: int = 0,
     shard: tuple[int, int] = (0, 1),
     ordered: Collection[str] = (),
+    skipped: int = 0,
 ) -> grain.DatasetIterator[EpisodeBatch]:
     """An endless iterator of shuffled batches; its state is JSON and accounts for prefetched ones.
 
-    `weights` are shares of the episodes, which sum to 1; `ordered` names stores, see `episode`.
+    Args:
+        weights: shares of the episodes, which sum to 1.
+        ordered: stores whose facts have an order, see `episode`.
+        skipped: first episodes that are left out, as an earlier stage learned from them.
     """
     datasets, shares, before = [], [], 0
     for number, (name, store) in enumerate(stores.items()):
@@ -137,7 +141,7 @@ def training_batches(
     mixed = datasets[0] if len(datasets) == 1 else grain.MapDataset.mix(datasets, shares)
     index, count = shard
     # Hosts take turns: their parts, one after the other, are the batch that one host would have.
-    parts = mixed.batch(batch_size, batch_fn=stack)[index::count]
+    parts = mixed[skipped:].batch(batch_size, batch_fn=stack)[index::count]
     return read_ahead(parts, workers)
 
 

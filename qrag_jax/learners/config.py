@@ -38,6 +38,9 @@ class ImitateConfig:
     own_states: bool = False  # also learn in the states that the own greedy search reaches
     distractors: Natural = 0  # wrong passages of its document that a question sees, drawn; 0: all
     shared_by: Count = 1  # questions that see the passages of each other as wrong ones; 1: none
+    # Weight of the same loss in stage pqn that follows, over all passages of the question: returns
+    # alone unlearn the ranking
+    pqn_weight: Weight = 1.0
 
 
 # ------------------------------------------------------------------------ GRPO

@@ -63,6 +63,7 @@ class PQNGradient:
     actor: Actor
     config: PQNConfig
     feedback: Feedback | None = None
+    imitation: ImitationGradient | None = None  # whose loss is added, by its `pqn_weight`
 
     def __call__(self, towers: Towers, episodes: Any, draws: Draws) -> tuple[Params, update.Sums]:
         """The gradient of the online towers, or of their adapters, and the sums.
@@ -116,7 +117,16 @@ class PQNGradient:
             present = scored.batch.chunk_mask.any(axis=1)
             lost = (present & ~scored.scored.any(axis=1)).sum().astype(jnp.float32)
             means["unscored_share"] = lost, present.sum().astype(jnp.float32)
-        return gradient, update.Sums(total, means, {}, played.tokens + used)
+        used += played.tokens
+        if self.imitation is not None:
+            questions = episodes if scored is None else scored.batch
+            of_labels, labelled = self.imitation(towers, questions, draws)
+            weight = self.imitation.config.pqn_weight
+            names = {"imitation_loss": "loss", "accuracy": "accuracy"}
+            gradient = jax.tree.map(lambda one, more: one + weight * more, gradient, of_labels)
+            total, used = total + weight * labelled.loss, used + labelled.tokens
+            means |= {name: labelled.means[of] for name, of in names.items()}
+        return gradient, update.Sums(total, means, {}, used)
 
     def _encoded_again(
         self, params: Params | Adapted, keys: Any, played: Trajectory, steps: tuple, loss_of: Any

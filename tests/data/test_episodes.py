@@ -322,6 +322,9 @@ def test_workers_draw_the_same_documents_over_the_border_of_an_epoch(stores) -> 
     plain, iterator, resumed = batches(), batches(workers=2), batches(workers=2)
     every = [next(plain) for _ in range(8)]
     assert {int(epoch) for batch in every for epoch in batch.epoch} >= {0, 1, 2}
+    later = next(batches(skipped=6))
+    np.testing.assert_array_equal(later.sample[:2], every[1].sample[2:])
+    np.testing.assert_array_equal(later.sample[2:], every[2].sample[:2])
     first = next(iterator)
     resumed.set_state(json.loads(json.dumps(iterator.get_state())))
     for batch, other in zip(every, [first, *(next(resumed) for _ in range(7))]):

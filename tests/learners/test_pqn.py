@@ -13,7 +13,14 @@ import optax
 import pytest
 
 from qrag_jax.environments.chunks import with_stop
-from qrag_jax.learners.two_towers import PQNGradient, Towers, make_play_step, make_update
+from qrag_jax.learners.config import ImitateConfig
+from qrag_jax.learners.two_towers import (
+    ImitationGradient,
+    PQNGradient,
+    Towers,
+    make_play_step,
+    make_update,
+)
 from qrag_jax.models.compute.lora import Adapted
 from qrag_jax.models.compute.packing import Blocks
 from qrag_jax.models.compute.ragged import BlockShapes
@@ -167,6 +174,30 @@ def test_a_training_step_drops_where_the_encoder_does() -> None:
         batch = shard_batch(both.mesh, BATCH)
         programs.append(step.lower(both.first_state(one, 42), batch).as_text())
     assert programs[0] != programs[1]
+
+
+@pytest.mark.parametrize("now", [True, False])
+def test_imitation_is_added_by_its_weight(now: bool) -> None:
+    """Where the update plays, and where it learns from what was played before."""
+    actor, both = play_setup.ONE_BUCKET_ACTOR, Towers(towers(ENCODER, 0), towers(ENCODER, 1))
+    imitate, of_play = ImitateConfig(temperature=0.3, pqn_weight=0.5), feedback if now else None
+    imitation = ImitationGradient(actor, imitate, 0.1)
+    played = play_setup.jitted_rollout(actor, both, BATCH, DRAWS)
+    steps = Played(played.actions, played.valid, played.entropy)
+    scored = ScoredEpisodes(BATCH, steps, feedback(BATCH, played), played.valid)
+    experience: Any = BATCH if now else scored
+    gradient, sums = jitted_gradient(
+        PQNGradient(actor, PQN, of_play, imitation), both, experience, DRAWS
+    )
+    parts = [
+        jitted_gradient(PQNGradient(actor, PQN, of_play), both, experience, DRAWS),
+        jitted_gradient(imitation, both, BATCH, DRAWS),
+    ]
+    expected = jax.tree.map(lambda one, more: one + 0.5 * more, *(part[0] for part in parts))
+    assert_close(gradient, expected)
+    losses = [float(part[1].loss) for part in parts]
+    assert float(sums.loss) == pytest.approx(losses[0] + 0.5 * losses[1], rel=1e-5)
+    assert float(sums.means["loss"][0]) == pytest.approx(losses[0], rel=1e-5)
 
 
 # ------------------------------------------------------------------------ rewards from outside

@@ -26,7 +26,7 @@ from qrag_jax.feedback import facts
 from qrag_jax.feedback.rewards import METRICS, OWN, Rewards, open_own
 from qrag_jax.learners import optimizers, two_towers
 from qrag_jax.learners.state import Parts, TrainState
-from qrag_jax.learners.two_towers import PQNGradient
+from qrag_jax.learners.two_towers import ImitationGradient, PQNGradient
 from qrag_jax.models import first_encoder, pretrained
 from qrag_jax.models.compute.lora import merge
 from qrag_jax.rollouts.chunks import Actor, check_fit
@@ -142,6 +142,7 @@ class QRag(MeshSystem[QRagConfig]):
             log("mixture: " + ", ".join(f"{share:.1%} {name}" for name, share in shares.items()))
         if self.service is not None:
             self.service.ready(stop)
+        seen = config.imitated * config.imitate.batch_size if config.imitate else 0
 
         def batches(stage: str, goes_on: bool) -> Batches:
             shard = jax.process_index(), jax.process_count()
@@ -154,6 +155,7 @@ class QRag(MeshSystem[QRagConfig]):
                 workers=config.data.workers,
                 shard=shard,
                 ordered=config.data.ordered,
+                skipped=seen if stage == PQN else 0,
             )
             if goes_on and run.progress.batches is not None:
                 iterator.set_state(run.progress.batches)
@@ -259,13 +261,17 @@ class QRag(MeshSystem[QRagConfig]):
         """The program of an update: it plays, scores and learns, or learns from scored episodes."""
         actor, config = self.learner.actor, self.config.pqn
         feedback = self._feedback if self.config.is_on_device else None
-        return two_towers.make_update(self.learner, PQNGradient(actor, config, feedback))
+        imitate, labels = self.config.imitate, None
+        if imitate and imitate.pqn_weight:
+            imitate = dataclasses.replace(imitate, distractors=0, shared_by=1)
+            labels = ImitationGradient(actor, imitate, config.alpha)
+        return two_towers.make_update(self.learner, PQNGradient(actor, config, feedback, labels))
 
     @cached_property
     def _imitation(self) -> Any:
         config, towers = self.config, self.learner.imitating(self.config.imitating)
         assert config.imitate is not None
-        learn = two_towers.ImitationGradient(towers.actor, config.imitate, config.pqn.alpha)
+        learn = ImitationGradient(towers.actor, config.imitate, config.pqn.alpha)
         return two_towers.make_update(towers, learn)
 
     def _whole(self, params: Any) -> Any:
