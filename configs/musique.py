@@ -28,7 +28,6 @@ def _minilm(config):
     config.data.max_chunk_tokens = 110
     config.imitate.update(steps=50, batch_size=16, distractors=6, shared_by=8)  # of 18 distractors
     config.reward.per_fact_reward = 0.25  # finding all of up to four facts is rare
-    config.optimizer.learning_rate = 1e-4
     config.train.update(steps=60, eval_every=50, checkpoint_every=25)
 
 
