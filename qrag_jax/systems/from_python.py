@@ -6,8 +6,7 @@
     print(run.evaluate()["scores"]["trained"])
     hits = run.retriever().search("…")
 
-A run that was begun here is continued by `qrag train` with the same fields, and the
-other way round.
+`qrag train` with the same fields continues a run that was begun here, and the other way round.
 """
 
 from __future__ import annotations

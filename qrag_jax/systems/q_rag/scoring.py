@@ -49,8 +49,7 @@ BEAM_FIELDS = ("eval.beam", "eval.beam_score", "eval.stop_threshold")
 def open_predictor(
     raw: ConfigDict, workdir: Path, options: scoring.ScoreOptions
 ) -> Iterator[scoring.Predictor]:
-    """The evaluation questions: of the training run's own data, if they are one file, only the part
-    held out."""
+    """The evaluation questions; of a run whose data are one file, the part that was held out."""
     saved, run = load_config(workdir / config_fields.CONFIG_NAME), SavedRun.open(workdir, raw)
     config = run.config
     same = (raw.data.path, raw.eval.path) == (saved.data.path, saved.eval.path)
@@ -114,10 +113,7 @@ class _Scored:
         if config.reward.name != GROUND_TRUTH and "return" in summary["scores"]["trained"]:
             why = f"not of {config.reward.name}, by which it was trained"
             if not config.is_on_device:
-                why = (
-                    f"no language model was asked for {config.reward.name}; qrag_jax.answer asks "
-                    "one about the retrieval log"
-                )
+                why += "; qrag answer asks a language model about the retrieval log"
             lines.append(f"returns are those of the supporting facts: {why}")
         return summary, [*lines, f"retrieval log: {logs[2][1]}"]
 

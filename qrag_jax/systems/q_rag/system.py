@@ -205,6 +205,7 @@ class QRag(MeshSystem[QRagConfig]):
         # Of a question: of all its chunks, and of the states and the chosen chunks of an episode.
         chunks, states, chosen = flops(number, chunk), flops(steps, text), flops(steps, chunk)
         play, gradient = chunks + states, towers.gradient_passes
+        imitated = (1 + gradient) * (chunks + 2 * states)  # in two orders of the facts
         programs = []
 
         def add(name: str, function: Any, arguments: tuple[Any, ...], count: int, cost: float):
@@ -212,11 +213,11 @@ class QRag(MeshSystem[QRagConfig]):
             programs.append(aot.Program(name, function, arguments, count * cost, dtype))
 
         if config.imitate:
-            count = config.imitate.batch_size  # of two orders of the facts
-            shown, imitated = inputs.batch_shapes(count), (1 + gradient) * (chunks + 2 * states)
+            shown = inputs.batch_shapes(count := config.imitate.batch_size)
             add("imitation", self._imitation, (state, shown, *base), count, imitated)
         if PQN in config.stages:
             count, learned = config.train.batch_size, gradient * (states + chosen)
+            learned += imitated if config.imitate and config.imitate.pqn_weight else 0
             episodes: Any = batch
             if config.is_on_device:
                 learned += play * (1 if config.pqn.tau == 1 else 2)  # targets
