@@ -128,7 +128,7 @@ def load_samples(
         records, parse = columns.over(records), partial(parse, columns=columns)
     if apart:
         parse = partial(_with_hops, parse, known)
-    fix = f"check that it is {source} data, with qrag data --source={source} --path=FILE"
+    fix = f"check that it is {source} data (qrag data counts the reasons)"
     return usable(source, (files, records), parse, fix, limit)
 
 
@@ -166,7 +166,7 @@ def _records(source: str, known: sources.Source, path: str, split: Split) -> Rec
         return (path,), _code_records(path, split)
     if path:
         if not Path(path).exists():
-            raise InputError(f"{path} is not there; give a file, folder, hub:NAME or FILE.py:NAME")
+            raise InputError(f"no data at {path}; give a file, folder, hub:NAME or FILE.py:NAME")
         return _file_records(known, path, split)
     if not known.hub:
         raise InputError(f"'{source}' is not on the hub; set config.data.path to a file or folder")

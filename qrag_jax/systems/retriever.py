@@ -407,8 +407,8 @@ class SingleStepRetriever(Retriever):
     def _opened(self, index: IndexAt) -> tuple[IndexAt, SingleStepSearch]:
         if self._encoder is None:
             otherwise = (
-                "give what embeds questions: --workdir=RUN, --retriever=EXPORT, --encoder=FOLDER "
-                "or, of negatives, config.data.negatives.search"
+                "give what embeds questions: --workdir=RUN, --retriever=EXPORT or "
+                "--encoder=FOLDER (a training: config.data.negatives.search)"
             )
             index = index.settled(OF_WORDS, otherwise)
             return index, SingleStepSearch(index.open())
