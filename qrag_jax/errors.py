@@ -45,8 +45,7 @@ def needs(extra: str) -> Iterator[None]:
         yield
     except ImportError as error:
         raise InputError(
-            f"the package {error.name or error} is missing: run pip install 'qrag_jax[{extra}]', "
-            "or do without what needs it."
+            f"the package {error.name or error} is missing: run pip install 'qrag_jax[{extra}]'."
         ) from None
 
 

@@ -92,9 +92,7 @@ def main() -> int:
 def _lengths(workdir: Path, config: ConfigDict, options: ScoreOptions, counts: list[int]) -> int:
     chunks = _counts("chunks", CHUNKS.value)
     if len(counts) > len(chunks) or not min(counts):
-        raise InputError(
-            "--samples must be one count for each length of --chunks, or one for all, from 1 up."
-        )
+        raise InputError("--samples: give one count for each of --chunks, or one for all, above 0.")
     counts += counts[-1:] * (len(chunks) - len(counts))
     samples = dict(sorted(zip(chunks, counts, strict=True)))
     embeddings = Path(EMBEDDINGS.value).expanduser() if EMBEDDINGS.value else None

@@ -156,9 +156,7 @@ def sets_of(words: Sequence[str]) -> dict[str, list[str]]:
         parts = _FIELD.fullmatch(word)
         values = (_VALUE.findall(parts[2]) or [""]) if parts else []
         if parts is None or parts[1] in {*sets, "seed"} or len({*values}) < len(values):
-            raise InputError(
-                f"--set={word} must be FIELD=VALUE,VALUE, each once, and seeds --seeds."
-            )
+            raise InputError(f"--set={word} must be FIELD=VALUE,VALUE, each once; seeds: --seeds.")
         sets[parts[1]] = values
     return sets
 

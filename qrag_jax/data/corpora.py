@@ -286,9 +286,7 @@ def _write_rows(path: Path, rows: Sequence[tuple[str | float, ...]]) -> None:
     for row in rows:
         for name in row:
             if str(name).split() != [str(name)]:
-                raise InputError(
-                    f"{path}: the name {name!r} is empty or has white space; change it"
-                )
+                raise InputError(f"{path}: the name {name!r} is empty or has blanks; change it")
         lines.append(" ".join(map(str, row)) + "\n")
     write_whole(path, "".join(lines))
 

@@ -273,9 +273,7 @@ def load_questions(
     for settings in (config, dev) if taken_apart else ():
         for source in settings.sources:
             if not settings.path or source not in known:
-                raise InputError(
-                    f"'{source}' has no decompositions; use {', '.join(known)}, from files."
-                )
+                raise InputError(f"'{source}' has no hops; use {', '.join(known)}, from files.")
     parts = load_splits(config, dev, hold_out=dev is config, apart=taken_apart)
     report = [line for part in parts for line in part.report]
     if not taken_apart:

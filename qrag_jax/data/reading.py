@@ -248,9 +248,7 @@ def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
         bounds = [bound for bound in parsed.group(3, 4) if bound]
         percents = [int(bound[:-1]) for bound in bounds if bound.endswith("%")]
         if any(abs(part) > 100 for part in percents) or len(percents) not in (0, len(bounds)):
-            raise InputError(
-                f"the slice {words[-1]!r} mixes percents and numbers or is above 100 %"
-            )
+            raise InputError(f"the slice {words[-1]!r} mixes percents and numbers or exceeds 100 %")
         parts.append(DatasetPart(words[0], "".join(words[1:-1]), parsed[1], parsed[2] or ""))
     return tuple(parts)
 

@@ -39,9 +39,7 @@ class FewShotConfig:
 
     def __post_init__(self) -> None:
         if self.bootstrap_questions < self.demonstrations:
-            raise InputError(
-                "config.few_shot.bootstrap_questions is below demonstrations; raise it."
-            )
+            raise InputError("config.few_shot.bootstrap_questions < demonstrations; raise it.")
         if self.candidates < self.kept:
             raise InputError("config.few_shot.candidates is below config.tries.prompts; raise it.")
 
@@ -77,8 +75,7 @@ def split_questions(count: int, config: FewShotConfig) -> Split:
     first, then = config.bootstrap_questions, config.rank_questions
     if count <= first + then:
         raise InputError(
-            f"config.few_shot.bootstrap_questions and rank_questions leave none of {count} "
-            "questions to train on: lower them."
+            f"config.few_shot.bootstrap_questions and rank_questions take all {count}: lower them."
         )
     drawn = Draw(config.seed, _STREAM, 0).shuffled(range(count))
     shown, ranks, others = drawn[:first], drawn[first:][:then], drawn[first + then :]

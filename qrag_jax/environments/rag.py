@@ -321,9 +321,7 @@ class SearchR1(SearchingAgent):
             text += f"{turn.text}\n\n<information>{informed(passages)}</information>\n\n"
         _note(trail, sub_query, thought)
         if not trail.searches:
-            raise Unplayable(
-                episode.MALFORMED_CALL, "no reply of the model had a search or an answer."
-            )
+            raise Unplayable(episode.MALFORMED_CALL, "no reply had a search or an answer.")
         request = self.generation.continuation(text + LAST, reads_by(forced), stop=[*R1_STOP[1:]])
         return episode.usable(forced((yield from trail.ask(request))))
 

@@ -86,9 +86,7 @@ class Mixture:
             )
         for name, weight in self.weights.items():
             if not math.isfinite(weight) or weight == 0:
-                raise InputError(
-                    f"config.reward.mixture has the weight {weight} for {name}; give another."
-                )
+                raise InputError(f"config.reward.mixture gives {name} {weight}; change it.")
         if "rouge_l" in self.weights:
             answers.rouge_scorer()
 
@@ -113,9 +111,7 @@ class Mixture:
         em_f1("", gold)
         needs = [name for name in self.weights if name in _OF_GOLD_PASSAGES]
         if needs and not gold.relevant:
-            raise InputError(
-                f"question {gold.id} has no gold passages; leave out the reward {needs[0]}."
-            )
+            raise InputError(f"question {gold.id} has no gold passages; leave out {needs[0]}.")
 
     def score(
         self,

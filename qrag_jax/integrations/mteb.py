@@ -80,9 +80,7 @@ class QRagSearch:
         instruction, which goes behind the text.
         """
         if top_ranked is not None:
-            raise InputError(
-                f"{task_metadata.name} ranks given documents again; choose a task of retrieval."
-            )
+            raise InputError(f"{task_metadata.name} reranks documents; choose a task of retrieval.")
         _check_text(queries, "queries", task_metadata.name)
         texts = list(queries["text"])
         if "instruction" in queries.column_names:

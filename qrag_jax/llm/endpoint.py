@@ -81,9 +81,7 @@ def read_key(name: str, field: str) -> str:
     """The key in the environment variable `name`, stripped of white space; "" if `name` is ""."""
     key = os.environ.get(name, "").strip() if name else ""
     if name and not key:
-        raise InputError(
-            f"{field} names the variable {name}, which is not set; export the server's key as it."
-        )
+        raise InputError(f"{field} names {name}, which is not set; export the server's key as it.")
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise InputError(f"the variable {name} has characters of no API key; export it again.")
     return key

@@ -172,9 +172,7 @@ def _refuse(log: Path, fields: list[str]) -> None:
     why = ", ".join(fields[:_MOST_NAMED]) + ", …" * (len(fields) > _MOST_NAMED)
     if not record_path(log).exists():
         why = f"it has rows, but {record_path(log).name} is missing next to it"
-    raise InputError(
-        f"{log} was begun with other settings, data or weights: {why}; give --restart or --out."
-    )
+    raise InputError(f"{log} has other settings, data or weights: {why}; give --restart or --out.")
 
 
 # ---------------------------------------------------------------- kinds of rows

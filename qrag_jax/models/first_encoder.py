@@ -87,10 +87,7 @@ class EncoderConfig:
 
     def __post_init__(self) -> None:
         if self.lora.dropout and not self.lora.rank:
-            raise InputError(
-                f"config.encoder.lora.dropout is {self.lora.dropout} without adapters; set "
-                "config.encoder.lora.rank, too."
-            )
+            raise InputError("config.encoder.lora.dropout needs config.encoder.lora.rank.")
         if (self.dropout or self.of_attention) and self.lora.rank:
             raise InputError(
                 f"config.encoder.dropout is {self.dropout}, attention_dropout {self.of_attention}; "
@@ -139,10 +136,7 @@ def load_encoder(
             f"and models of the type {fields['table'].model_type!r} have no dropout; set both to 0."
         )
     if sizes.hidden_size % 2:
-        raise InputError(
-            f"{where}: hidden_size {sizes.hidden_size} is odd, but an embedding is read as two "
-            "halves; use an encoder of even width."
-        )
+        raise InputError(f"{where}: hidden_size is {sizes.hidden_size}; it must be even.")
     lowers, _ = sentence_transformers.read_inputs(root)
     tokenizer = TextTokenizer.load(folder, opens_rows=not is_causal, lowers=lowers)
     pretrained.check_vocabulary(folder, tokenizer.vocab_size, sizes.vocab_size)
@@ -256,8 +250,7 @@ def _towers(folder: Path, config: EncoderConfig) -> list[Path]:
         prefix, trained = getattr(config, f"{name}_prefix"), getattr(exported, name).prefix
         if prefix != trained:
             raise InputError(
-                f"config.encoder.{name}_prefix is {prefix!r}, but {folder} was trained with "
-                f"{trained!r}; set it so."
+                f"config.encoder.{name}_prefix is {prefix!r}; set it as in {folder}: {trained!r}."
             )
     return [folder / exported.state.folder, folder / exported.chunk.folder]
 

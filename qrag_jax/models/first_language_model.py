@@ -198,10 +198,7 @@ def prepare_language_model(
         model = dataclasses.replace(loaded.model, lora_scale=sizes.scale)
         loaded = dataclasses.replace(loaded, model=model, adapters=adapters)
     if not loaded.tokenizer.chat_template:
-        raise InputError(
-            f"{folder}: the tokenizer has no chat template; use the folder of a chat model, or add "
-            "a chat_template.jinja."
-        )
+        raise InputError(f"{folder}: the tokenizer has no chat template; add chat_template.jinja.")
     return loaded
 
 

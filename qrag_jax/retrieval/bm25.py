@@ -180,9 +180,7 @@ class BM25Index:
         config = config or BM25Config()
         weights = weights_of((passage.whole for passage in corpus), config)
         if weights is None:
-            raise InputError(
-                "no passage has a word for BM25: two letters or more, no stop word; give others."
-            )
+            raise InputError("no passage has a word for BM25 (two letters, no stop word).")
         return cls(corpus, config, weights)
 
     @classmethod

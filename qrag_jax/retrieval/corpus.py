@@ -172,9 +172,7 @@ class CorpusWriter:
         with contextlib.ExitStack() as stack:
             stack.enter_context(whole_files.file_lock(folder / whole_files.LOCK, folder, "folder"))
             if (folder / NAME).exists():
-                raise InputError(
-                    f"{folder} holds a finished corpus ({NAME}); give another folder, or delete it."
-                )
+                raise InputError(f"{folder} holds a corpus ({NAME}); give another, or delete it.")
             self._lines, self._index = (
                 stack.enter_context((folder / name).open("ab+")) for name in (LINES, INDEX)
             )
@@ -197,15 +195,11 @@ class CorpusWriter:
         at = f"{where or f'{self.folder}, passage {self._count}'}, with the id {name!r},"
         texts = all(isinstance(part, str) for part in (name, text, title))
         if not texts or not name.strip() or not passage.whole:
-            raise InputError(
-                f"{at} has no text, or no id; give both, between quotes, or leave it out."
-            )
+            raise InputError(f"{at} has no text or id; give both, in quotes, or leave it out.")
         try:
             said = _AS_JSON([name, title, text, dict(metadata)])
         except (TypeError, ValueError) as error:
-            raise InputError(
-                f"{at} has metadata that JSON cannot hold ({error}); give what it can."
-            ) from None
+            raise InputError(f"{at}: JSON cannot hold its metadata ({error}).") from None
         # A text may have half of a pair of surrogates, which UTF-8 has not.
         line = said.encode("utf-8", "surrogatepass") + b"\n"
         self._lines.write(line)

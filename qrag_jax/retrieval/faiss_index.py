@@ -59,9 +59,7 @@ class FaissIndex:
             if search:
                 faiss.ParameterSpace().set_index_parameters(index, search)
             if (index.d, index.metric_type) != (width, faiss.METRIC_INNER_PRODUCT):
-                raise RuntimeError(
-                    f"it has {index.d} numbers a vector, or is not of inner products"
-                )
+                raise RuntimeError(f"it has {index.d} numbers a vector, or no inner products")
             if index.ntotal > len(vectors):
                 raise RuntimeError(f"it has {index.ntotal} vectors")
             if not index.is_trained:

@@ -66,10 +66,7 @@ def read_manifest(folder: Path, **wanted: str | int | None) -> Manifest:
     """
     path = folder / NAME
     if not path.is_file():
-        raise InputError(
-            f"{folder} holds nothing that is finished: {NAME} is missing; finish writing it, or "
-            "give another folder."
-        )
+        raise InputError(f"{folder} lacks {NAME}; finish it, or give another folder.")
     check_links(folder)
     try:
         manifest = bounded_json.typed(Manifest, bounded_json.content(path))
@@ -287,9 +284,7 @@ class IndexAt:
         engine = self.engine or [*preferred, *there, *usable][0]
         if engine not in usable:
             compares = "words" if engine in OF_WORDS else "vectors"
-            raise InputError(
-                f"the engine {engine} of {self.folder} compares {compares}; {otherwise}."
-            )
+            raise InputError(f"engine {engine} of {self.folder} compares {compares}; {otherwise}.")
         if engine not in there:
             missing, others = " and ".join(self._missing(engine)), ", ".join(there)
             raise InputError(

@@ -69,9 +69,7 @@ class Rules:
             if value < 1:
                 raise InputError(f"{name} is {value}; it must be at least 1.")
         if self.per_step > 1 and self.search.beam > 1:
-            raise InputError(
-                f"per_step is {self.per_step} and beam {self.search.beam}; set one of them to 1."
-            )
+            raise InputError(f"per_step is {self.per_step}, beam {self.search.beam}; set one to 1.")
 
     @classmethod
     def of(cls, config: retriever_config.RetrieverConfig, per_step: int = 1) -> Rules:

@@ -56,9 +56,7 @@ class OwnRetriever:
         if name not in RETRIEVERS:
             raise InputError(f"the retriever is {name!r}; use one of {', '.join(RETRIEVERS)}.")
         if name in _SCORED and scorer is None:
-            raise InputError(
-                f"the retriever {name!r} needs an encoder or a rerank service; name one."
-            )
+            raise InputError(f"retriever {name!r} needs an encoder or a rerank service; name one.")
         self._name, self._scorer, self._config = name, scorer, BM25Config()
         weigh = functools.partial(weights_of, config=self._config)
         self._weights: Any = functools.lru_cache(KEPT_QUESTIONS)(weigh)

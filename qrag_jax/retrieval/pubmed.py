@@ -135,9 +135,7 @@ class RemoteEngine:
         if self._pubmed and os.environ.get(KEY_VARIABLE, "").strip():
             self._key = read_key(KEY_VARIABLE, KEY_VARIABLE)
         if self._key and not self._url.startswith("https:") and not is_local(self._url):
-            raise InputError(
-                f"{KEY_VARIABLE} would go to {self._url} unencrypted; unset it, or give https."
-            )
+            raise InputError(f"{KEY_VARIABLE} would go to {self._url}; unset it, or give https.")
         self._gap = 1 / RATES[config.service][bool(self._key)]
         options = http_options(self._url, "", httpx2.HTTPTransport)  # the key is a field
         self._client = httpx2.Client(timeout=config.timeout, **options)

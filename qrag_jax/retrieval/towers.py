@@ -109,9 +109,7 @@ def read_rows(folder: Path, config: RetrieverConfig) -> tuple[TextTokenizer, Row
         # What it puts before a text is the opening token and the prefix.
         ids = tokenizer.backend.encode("", add_special_tokens=True).ids
         if ids[-1:] != [config.separator_id]:
-            raise InputError(
-                f"{tower.folder}/tokenizer.json: rows do not end with separator_id; {EXPORT}."
-            )
+            raise InputError(f"{tower.folder}/tokenizer.json: rows lack separator_id; {EXPORT}.")
         tokenizers.append(tokenizer)
         openings.append(tuple(ids[:-1]))
     return tokenizers[0], RowForm(

@@ -367,14 +367,13 @@ class EnvironmentProcess(LineProcess):
             opened = super().start(check)
         except OSError as error:
             raise InputError(
-                f"config.env.python, {self.command[0]}, does not run ({error.strerror}); name "
-                "another."
+                f"config.env.python is {self.command[0]}, which does not run ({error.strerror})."
             ) from None
         about = About(*(opened[name] for name in About._fields))
         if self.about is not None and about.digest != self.about.digest:
             self.end()
             raise InputError(
-                f"the tasks of {self.fields['id']!r} vary; give a seed in config.env.arguments."
+                f"tasks of {self.fields['id']!r} vary; give config.env.arguments a seed."
             )
         self.about = about
         return about

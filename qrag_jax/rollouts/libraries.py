@@ -145,7 +145,7 @@ def states_on(
         for page in question.gold:
             if not (page.title if by == BY_TITLE else page.text or page.name):
                 raise InputError(
-                    f"a gold page of question {question.id} has no {what}; set "
+                    f"question {question.id}: a gold page has no {what}; set "
                     f"config.search.gold_by to {other!r}."
                 )
     pages = [page for question in questions for page in question.gold]

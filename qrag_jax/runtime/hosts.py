@@ -69,9 +69,7 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
     finally:
         late.cancel()
     if jax.process_count() != settings.get("num_processes", jax.process_count()):
-        raise InputError(
-            f"--hosts={text}, but the first counts {jax.process_count()}; give all the same COUNT."
-        )
+        raise InputError(f"--hosts={text}, but COUNT of the first is {jax.process_count()}.")
     try:
         yield
     except BaseException as error:

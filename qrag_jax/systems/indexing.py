@@ -593,9 +593,7 @@ def change_index(
         removed = stored.numbers(names)
         if NONE in removed:
             unknown = names[removed.tolist().index(NONE)]
-            raise InputError(
-                f"{remove} has {unknown!r}, which is the id of no passage of {out}; leave it out."
-            )
+            raise InputError(f"{remove}: {unknown!r} is no id of {out}; leave it out.")
         kept = np.delete(np.arange(len(stored)), removed)
 
         def read() -> Iterator[tuple[str, Passage | None]]:

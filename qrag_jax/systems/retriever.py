@@ -107,9 +107,7 @@ def of_export(folder: Path, settings: LoadSettings) -> Backend:
 
     def passages() -> PassageEncoder:
         if not by_jax:
-            raise InputError(
-                "passages are embedded by jax; build the index with backend=jax (or qrag index)."
-            )
+            raise InputError("passages are embedded by jax; index with backend=jax or qrag index.")
         from qrag_jax.models.first_encoder import EncoderConfig
         from qrag_jax.systems.indexing import PassageEncoder
 
@@ -200,9 +198,7 @@ class Retriever:
             from qrag_jax.systems.config import load_config
 
             if not hasattr(system := systems.kind(raw := load_config(config)), "saved"):
-                raise InputError(
-                    f"{path} is a run of {raw.system}, no retriever; give another, or an export."
-                )
+                raise InputError(f"{path} is a run of {raw.system}, no retriever; give an export.")
             raw.encoder.dtype = settings.dtype or raw.encoder.dtype
             of_run = system.saved(path, raw).backend(settings.checkpoint)
             return Retriever(of_run, path, settings)
@@ -211,9 +207,7 @@ class Retriever:
         # A hub name has the form of a path; where its first part is a folder here, it is none.
         is_here = path.exists() or (len(path.parts) > 1 and Path(path.parts[0]).exists())
         if is_here and kind != MODEL:
-            raise InputError(
-                f"{path} holds no retriever; give an export, a trained run or an encoder."
-            )
+            raise InputError(f"{path} holds no retriever; give an export, a run or an encoder.")
         prefixes = settings.question_prefix, settings.passage_prefix
         plain = PlainEncoder.of(str(source), *prefixes, dtype=settings.dtype or "auto")
         _ = plain.passages  # read now, so that a wrong folder is refused here
@@ -338,9 +332,7 @@ class Retriever:
         """Refuses questions that cannot be searched for."""
         for question in questions:
             if well_formed(question) != question:
-                raise InputError(
-                    f"the question {question!r} holds half of a surrogate pair; mend it."
-                )
+                raise InputError(f"question {question!r} holds half of a surrogate pair; mend it.")
             if isinstance(self.engine, SingleStepSearch):
                 self.engine.check(question)
 
@@ -428,9 +420,7 @@ class SingleStepRetriever(Retriever):
 
     def _found(self, asked, steps, topk, rules, where) -> list[list[Hit]]:
         if steps not in (None, 1) or any(value is not None for value in rules.values()):
-            raise InputError(
-                f"{self.deployment.folder} searches once; leave out steps, beam and threshold."
-            )
+            raise InputError(f"{self.deployment.folder} searches once; omit steps, beam, threshold")
         return self.engine.search(asked, topk or USUAL_COUNT, where)
 
 

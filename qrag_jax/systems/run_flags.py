@@ -210,9 +210,7 @@ def define(
         registry.register(system, argument(argv, "system") or "")
     elif not _is_ours(system) or (command and command not in config_of(system).COMMANDS):
         known = takers("COMMANDS", command) if command else [*registry.SYSTEMS]
-        raise InputError(
-            f"{folder} is a run of {system}; qrag {command} takes one of {' or '.join(known)}."
-        )
+        raise InputError(f"{folder} is of {system}; qrag {command} is for {' or '.join(known)}.")
     if file:
         _replace_fields(config, file)
     if plays:

@@ -263,9 +263,7 @@ class Predictor(Questions[Any, Any]):
         imitated = ends.get(getattr(self.system.config, "IMITATION", ""))
         weights = self.after(imitated) if imitated else None
         if weights is None or isinstance(weights.params, str):
-            raise InputError(
-                f"{self.system.workdir} keeps no weights of imitation; give another --checkpoint."
-            )
+            raise InputError(f"{self.system.workdir} lacks imitated weights; change --checkpoint.")
         return weights
 
     def after(self, plan: token_config.StagePlan) -> Weights:

@@ -209,7 +209,7 @@ def indexed(
         where = index_folder.version(Path(config.index).expanduser())
         if not (where / CORPUS / corpus.NAME).is_file():
             raise InputError(
-                f"config.search.index, {config.index}, holds no index; build one with qrag index."
+                f"config.search.index, {config.index}, holds no index; see qrag index."
             )
         return where
     source: Path | None = None
@@ -288,9 +288,7 @@ def with_negatives(
 
     for name, samples in loaded.by_source.items():
         if isinstance(samples, LazySamples):
-            raise InputError(
-                f"config.data.negatives.index is not for {name}, which makes its documents."
-            )
+            raise InputError(f"config.data.negatives.index: {name} makes its own documents.")
     folder = index_folder.version(Path(config.index).expanduser())
     corpus, samples = StoredCorpus(folder / CORPUS), list(loaded.all)
     negatives = _kept_negatives(workdir, config, corpus, samples)

@@ -107,9 +107,7 @@ class Clock:
             while not (await asyncio.wait({task}, timeout=_LOOK_EVERY))[0]:
                 if self.limit and self.seconds > self.limit:
                     raise EpisodeFailed(
-                        "timeout",
-                        f"the environment worked for more than {self.limit:g} s "
-                        "(config.env.seconds)",
+                        "timeout", f"it worked for more than config.env.seconds, {self.limit:g} s"
                     )
             return task.result()
         finally:
@@ -188,9 +186,7 @@ def version_here() -> str:
     installed = next(iter(importlib.metadata.distributions(name="verifiers")), None)
     version = installed.version if installed else "none"
     if version.split(".")[:2] != ["0", "4"]:
-        raise Refused(
-            f"the Python of config.env.python has verifiers {version}; install {_WANTED} there"
-        )
+        raise Refused(f"config.env.python has verifiers {version}; install {_WANTED} there")
     return version
 
 
@@ -205,9 +201,7 @@ def _opened(link: Link, asked: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
     except Refused:
         raise
     except Exception as error:
-        raise Refused(
-            f"the environment {asked['id']!r} cannot be opened ({reason(error)}); mend it"
-        ) from error
+        raise Refused(f"environment {asked['id']!r} cannot be opened ({reason(error)})") from error
 
 
 async def _run(link: Link, player: Any, about: Mapping[str, Any]) -> None:

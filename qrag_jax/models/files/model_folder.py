@@ -125,9 +125,7 @@ def resolve_folder(path: str) -> Path:
     if path and folder.exists():
         raise InputError(f"{path}: is a file; give the model's folder.")
     if not HUB_NAME.fullmatch(path):
-        raise InputError(
-            f"{path!r}: no such folder, and not a hub name of the form org/name either."
-        )
+        raise InputError(f"{path!r}: no such folder, and not a hub name of the form org/name.")
     from huggingface_hub import snapshot_download
 
     def fetch(patterns: list[str]) -> Path:
@@ -143,8 +141,7 @@ def resolve_folder(path: str) -> Path:
     except Exception as error:  # the client's many errors share no base class
         reason = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"{path}: no such folder, and the hub cannot give a model of that name "
-            f"({type(error).__name__}: {reason})."
+            f"{path}: no such folder, and none on the hub ({type(error).__name__}: {reason})."
         ) from error
     return folder
 
@@ -197,16 +194,13 @@ def open_safetensors(path: Path) -> dict[str, FileTensor]:
                 part = file.get_slice(name)
                 if part.get_dtype() not in DTYPES:
                     raise InputError(
-                        f"{path}: {name} has the dtype {part.get_dtype()}; store it as one of "
-                        f"{', '.join(DTYPES)}."
+                        f"{path}: {name} is {part.get_dtype()}; use {', '.join(DTYPES)}."
                     )
                 shape = tuple(part.get_shape())
                 tensors[name] = FileTensor(path, name, DTYPES[part.get_dtype()], shape)
         return tensors
     except (SafetensorError, OSError, MemoryError) as error:  # the last: it cannot be mapped
-        raise InputError(
-            f"{path}: not a readable safetensors file ({error}); download it again."
-        ) from error
+        raise InputError(f"{path}: not a safetensors file ({error}); download it again.") from error
 
 
 def open_tensors(folder: Path) -> Mapping[str, Tensor]:

@@ -50,13 +50,10 @@ def read_torch_file(path: Path) -> dict[str, np.ndarray]:
     except Exception as error:  # a broken pickle may fail with nearly any exception
         reason = f"{type(error).__name__}: {error}".partition("\n")[0][:MAX_REASON]
         raise InputError(
-            f"{path}: not readable as a PyTorch weight file ({reason}); download it again, or "
-            "convert the weights to safetensors."
+            f"{path}: not readable as PyTorch's weights ({reason}); convert it to safetensors."
         ) from error
     if not arrays:
-        raise InputError(
-            f"{path}: holds no tensors by name (a state dict); save model.state_dict()."
-        )
+        raise InputError(f"{path}: holds no tensors by name; save model.state_dict().")
     return arrays
 
 

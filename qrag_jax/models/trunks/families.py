@@ -257,9 +257,7 @@ class NomicBertConfig(GteConfig):
         theta, _ = transformer.rotation_fields(config, where)
         heads, width = config["num_attention_heads"], config["hidden_size"]
         if heads * (config.get("head_dim") or width // heads) != width:
-            raise InputError(
-                f"{where}: hidden_size {width} does not split into {heads} heads of head_dim."
-            )
+            raise InputError(f"{where}: hidden_size {width} is not {heads} heads of head_dim.")
         return theta
 
 

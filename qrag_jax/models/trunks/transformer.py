@@ -201,9 +201,7 @@ class Sizes:
             value = config.get(name, known[0])
             if value not in known:
                 them = ", ".join(map(repr, known))
-                raise InputError(
-                    f"{where}: {name} {value!r:.60} is not computed here, only {them}."
-                )
+                raise InputError(f"{where}: {name} {value!r:.60} is not supported, only {them}.")
         config = {cls.SPELLINGS.get(n, n): value for n, value in cls.completed(config).items()}
         fields = {
             field.name: check_value(kind, value, f"{where}: {field.name}")
@@ -218,9 +216,7 @@ class Sizes:
                 f"multiple of num_key_value_heads {sizes.key_heads}."
             )
         if cls.ROTATES and sizes.head_dim % 2:
-            raise InputError(
-                f"{where}: head_dim {sizes.head_dim} is odd (num_attention_heads {heads})."
-            )
+            raise InputError(f"{where}: head_dim {sizes.head_dim} is odd ({heads} heads).")
         if sizes.first_position < 0 or sizes.longest_row < 1:
             raise InputError(
                 f"{where}: max_position_embeddings is {sizes.max_position_embeddings}, but the "
@@ -261,10 +257,7 @@ def rotation_fields(
             scaling = rest
         elif kind != "default" or rest:
             also = f" or {scaled!r}" if scaled else ""
-            raise InputError(
-                f"{where}: {name} {rope!r:.100} is not computed here, only 'default'{also}; use "
-                "the model without scaled positions."
-            )
+            raise InputError(f"{where}: {name} {rope!r:.100} is unsupported; use 'default'{also}.")
     return theta, scaling
 
 

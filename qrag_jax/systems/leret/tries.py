@@ -285,9 +285,7 @@ class Trying:
             del tries[ends[whole] :]
             if missing := parts[whole:]:
                 if play is None:
-                    raise InputError(
-                        f"{path} lacks tries; train on, bring it back, or begin a new --workdir."
-                    )
+                    raise InputError(f"{path} lacks tries; bring it back, or give a new --workdir.")
                 kept = f", {len(tries)} are kept" if tries else ""
                 log(f"iteration {number}, hop {hop}: {ends[-1]} tries at {len(now)} states{kept}")
                 hosts.first_does(partial(TRIES.rewrite, path, tries))
