@@ -171,8 +171,7 @@ class TokenPPOConfig(PPOConfig):
     def __post_init__(self) -> None:
         if self.critic == NONE and self.critic_warmup:
             raise InputError(
-                f"config.ppo.critic is {NONE!r}, and config.ppo.critic_warmup is "
-                f"{self.critic_warmup}: nothing would learn; set it to 0."
+                "config.ppo.critic_warmup is above 0, and config.ppo.critic is none; change one."
             )
 
     @property

@@ -255,9 +255,7 @@ def table(summary: dict[str, Any]) -> str:
         text.append(f"trained - {other.replace('_', ' ')}: {', '.join(differences)}")
     text.append("{samples} questions, {checkpoint} checkpoint of step {step}".format_map(summary))
     if summary["best_is_untrained"]:
-        text.append(
-            "best = untrained: the best checkpoint is of step 0; --checkpoint=last is trained"
-        )
+        text.append("best = untrained: the best checkpoint is step 0; --checkpoint=last is trained")
     return "\n".join(text)
 
 

@@ -296,8 +296,7 @@ def make_scratch_folder(
     """Writes a model folder in Hugging Face's layout: tokenizer, config.json, random weights."""
     if config.hidden % 2 or config.hidden % config.heads:
         raise InputError(
-            f"config.encoder.scratch.hidden is {config.hidden}; it must be even and a multiple of "
-            f"config.encoder.scratch.heads, {config.heads}."
+            f"config.encoder.scratch.hidden is {config.hidden}; use an even multiple of its heads."
         )
     folder.mkdir(parents=True, exist_ok=True)
     vocab_size = _train_tokenizer(folder, texts, config.vocab)

@@ -31,8 +31,7 @@ class PlackettLuceConfig:
     def __post_init__(self) -> None:
         if self.passages > self.pool:
             raise InputError(
-                f"config.policy.passages is {self.passages}, but they are drawn from "
-                f"config.policy.pool = {self.pool}; give no more than that."
+                f"config.policy.passages is {self.passages}; at most the pool, {self.pool}, can be."
             )
 
 

@@ -105,8 +105,7 @@ def store_corpus(
         shutil.rmtree(folder, ignore_errors=True)  # it is not finished, and has no vectors
     elif not record.exists() and folder.exists():
         raise InputError(
-            f"{out} has a folder {CORPUS}, but no {SOURCE}; give another --index, or leave out "
-            "--corpus to index the corpus that is there."
+            f"{out} has a {CORPUS} without {SOURCE}; leave out --corpus, or give another --index."
         )
     whole_files.write_whole(record, json.dumps(about, indent=1) + "\n")
     if (folder / corpus.NAME).exists():

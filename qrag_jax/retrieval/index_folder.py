@@ -77,8 +77,7 @@ def read_manifest(folder: Path, **wanted: str | int | None) -> Manifest:
                 raise ValueError(f"{name} has {there:,} bytes instead of {size:,}")
     except (OSError, ValueError) as error:
         raise InputError(
-            f"{path} is damaged, or not that of the files ({error}); restore the folder from a "
-            "backup, or delete it and write it again."
+            f"{path} is damaged ({error}); restore the folder, or delete it and write it again."
         ) from None
     for name, value in wanted.items():
         if value is not None and (actual := getattr(manifest, name)) != value:

@@ -245,6 +245,5 @@ def check_fit(
         )
     if chunk > max_positions:
         raise InputError(
-            f"a chunk row has up to {chunk} tokens, but the encoder has {max_positions} "
-            "positions; lower config.data.max_chunk_tokens."
+            f"rows of {chunk} tokens exceed {max_positions}; lower config.data.max_chunk_tokens."
         )

@@ -137,8 +137,7 @@ class Run:
             if not name.startswith(kept)
         ]:
             raise InputError(
-                f"the workdir holds a run of another configuration ({'; '.join(different)}); give "
-                "the run's own values, or another --workdir."
+                f"the run has another config: {'; '.join(different)}; keep it, or change --workdir."
             )
         self._changed = {name: new[name] for name in (*paths, STEPS) if name in changed}
         if grows:

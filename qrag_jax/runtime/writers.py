@@ -270,9 +270,7 @@ class Sender:
             path = self._workdir / METRICS_NAME
             rows = read_metrics(path) if path.exists() else []
         except (Exception, SystemExit) as error:
-            self._tell(
-                f"{self._name} cannot be used ({_reason(error)}); the training goes on, {_KEPT}"
-            )
+            self._tell(f"{self._name} cannot be used ({_reason(error)}); training goes on, {_KEPT}")
             return
         earlier = ((int(row.pop("step")), _finite(row)) for row in rows)
         for step, values in itertools.chain(earlier, iter(self._lines.get, None)):
@@ -298,9 +296,7 @@ class Sender:
     def _fail(self, why: str) -> None:
         self._failed += 1
         if self._failed == 1:
-            self._tell(
-                f"{self._name}: a line was not sent ({why}); {_KEPT}; others are only counted"
-            )
+            self._tell(f"{self._name}: a line was not sent ({why}); {_KEPT}; more are only counted")
 
 
 def _reason(error: BaseException) -> str:

@@ -190,8 +190,7 @@ class Retriever:
         kind = config.is_file() and (MODEL if b'"model_type"' in config.read_bytes() else RUN)
         if settings.backend != JAX:
             raise InputError(
-                f"{path} is no export, and jax alone computes it; export the run and give that "
-                f"folder for the backend {settings.backend}."
+                f"{path} is no export, which the backend {settings.backend} needs; qrag export it."
             )
         if kind == RUN:
             from qrag_jax import systems
@@ -314,9 +313,7 @@ class Retriever:
             raise InputError(f"topk is {topk}; give at least 1.")
         self.check(asked)
         if cut := len(self.engine.cut(asked)):
-            warnings.warn(
-                f"{cut} of {len(asked)} questions are too long, and were cut", stacklevel=2
-            )
+            warnings.warn(f"{cut} of {len(asked)} questions are too long and cut", stacklevel=2)
         rules = {"beam": beam, "threshold": threshold}
         with self._lock:
             all_hits = self._found(asked, steps, topk, rules, where)

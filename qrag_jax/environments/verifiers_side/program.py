@@ -75,8 +75,7 @@ def imported(name: str, module: str) -> ModuleType:
         return importlib.import_module(module)
     except Exception as error:
         raise Refused(
-            f"config.env.verifiers is {name!r}, but config.env.python cannot import {module} "
-            f"({reason(error)}); install it there, or mend it"
+            f"config.env.verifiers: config.env.python cannot import {module} ({reason(error)})"
         ) from error
 
 
