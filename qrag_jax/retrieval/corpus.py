@@ -267,8 +267,7 @@ def write_corpus(folder: Path, passages: Iterable[Passage]) -> StoredCorpus:
 def unknown_field(field: str, where: object) -> InputError:
     """The error for a field that no passage of a corpus has; `where` names the corpus."""
     return InputError(
-        f"where has the field {field!r}, which no passage of {where} has in its metadata; name "
-        "one that passages have."
+        f"where: no passage of {where} has the field {field!r} in its metadata; name another."
     )
 
 

@@ -205,10 +205,7 @@ class EnvironmentPlay(Schedule):
     def _fail(self, playing: Playing, calls: EpisodeCalls, cause: str, message: str) -> None:
         if cause not in self._causes:
             self._causes.add(cause)
-            log(
-                f"an episode failed ({cause}: {message}); such episodes are played again, then "
-                "masked and counted"
-            )
+            log(f"an episode failed ({cause}: {message}); it is played again, then masked")
         self.reply(playing, (Failed(cause, message), tuple((turn,) for turn in calls.turns)))
 
     def _lose(self, cause: str, message: str) -> None:

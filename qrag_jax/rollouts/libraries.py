@@ -145,8 +145,7 @@ def states_on(
         for page in question.gold:
             if not (page.title if by == BY_TITLE else page.text or page.name):
                 raise InputError(
-                    f"question {question.id}: a gold page has no {what}; set "
-                    f"config.search.gold_by to {other!r}."
+                    f"question {question.id}: a gold page has no {what}; use search.gold_by={other}"
                 )
     pages = [page for question in questions for page in question.gold]
     names = _by_title(pages, corpus) if by == BY_TITLE else _by_passage(pages, corpus)

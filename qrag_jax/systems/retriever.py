@@ -259,8 +259,7 @@ class Retriever:
     def _opened(self, index: IndexAt) -> tuple[IndexAt, MultiStepSearch | SingleStepSearch]:
         first, last = (EXACT, SCAN) if self.deployment.settings.backend == JAX else (SCAN, EXACT)
         otherwise = (
-            "a trained retriever compares vectors: leave it out, or build an index with qrag "
-            "index --workdir=RUN"
+            "a trained retriever compares vectors: leave it out, or index with --workdir=RUN"
         )
         index = index.settled((first, QDRANT, MILVUS, FAISS, last), otherwise)
         if index.encoder.partition(towers.TOWER_END)[0] != self.config.digest:

@@ -114,10 +114,7 @@ class LeretConfig(token_config.TokenConfig):
         alike = "so several tries of one prompt would be alike; raise it, or take one"
         repeats = tries.samples > 1 or tries.ways == BARE_ONLY
         tried, examples = self.iterations > 1 or not self.pairs.path, tries.ways == FEW_SHOT
-        late = (
-            "and prompts with examples are made by the first weights; use other config.tries.ways, "
-            "or one iteration"
-        )
+        late = "and the first weights make prompts with examples; use other config.tries.ways"
         refuse(
             self,
             *of_corpus(self.search),
