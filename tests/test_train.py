@@ -144,7 +144,8 @@ def test_stopped_in_a_stage_and_lengthened_is_the_same_run(
     whole, run = tmp_path / "whole", tmp_path / "run"
     assert training.train(staged(), whole) == 0
     lines = metric_lines(whole)
-    assert [line["step"] for line in lines if "train/accuracy" in line] == [1, 2, 3]
+    assert [line["step"] for line in lines if "train/accuracy" in line] == [1, 2, 3, 4, 5, 6]
+    assert [line["step"] for line in lines if "train/imitation_loss" in line] == [4, 5, 6]
     assert [line["step"] for line in lines if "train/td_error" in line] == [4, 5, 6]
     update, begun = QRag.update, itertools.count(1)
 
