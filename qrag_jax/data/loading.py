@@ -317,9 +317,7 @@ def truncation_report(store: TokenStore, config: DataConfig, tokenizer: TextToke
         for some, every, what, field in cut
         if some
     ]
-    if not said:
-        return ""
-    line = f"truncated: {'; '.join(said)}"
+    line = f"truncated: {'; '.join(said)}" if said else ""
     if all(some <= _MANY * every for some, every, *_ in cut):
         return line
     return f"warning: {line}. What is cut off is not read: raise the field, or split the texts."
