@@ -274,7 +274,7 @@ def load_questions(
         for source in settings.sources:
             if not settings.path or source not in known:
                 raise InputError(
-                    f"'{source}' has no decompositions; use {', '.join(known)}, from files."
+                    f"{source} has no decompositions; use files of {', '.join(known)}."
                 )
     parts = load_splits(config, dev, hold_out=dev is config, apart=taken_apart)
     report = [line for part in parts for line in part.report]
@@ -282,18 +282,14 @@ def load_questions(
         return [*parts[0].all], [*parts[1].all], report
     kept = []
     for split, part in zip(SPLITS, parts):
-        every = part.all
+        every, needed = part.all, f"decomposition of at most {max_hops} hops"
         few = [s for s in every if 0 < len(s.hops) <= max_hops]
         if not few:
-            raise InputError(
-                f"no {split} question has a decomposition of at most config.agent.max_hops, "
-                f"{max_hops}, which the scripted agent needs; give other data, or raise it."
-            )
+            fix = "which the scripted agent needs; give other data, or raise config.agent.max_hops."
+            raise InputError(f"no {split} question has a {needed}, {fix}")
         if dropped := len(every) - len(few):
-            report.append(
-                f"{dropped} of {len(every)} {split} questions left out, which have no "
-                f"decomposition of at most {max_hops} hops"
-            )
+            left_out = f"{dropped} of {len(every)} {split} questions left out"
+            report.append(f"{left_out}, which have no {needed}")
         kept.append(few)
     return kept[0], kept[1], report
 
@@ -340,6 +336,4 @@ def documents_of_lengths(
         return {n: babilong_documents(settings, "dev", n, count) for n, count in counts.items()}
     if names == [NIAH] and not config.path:
         return {n: niah_documents(config.niah, "dev", n, count) for n, count in counts.items()}
-    raise InputError(
-        f"documents of {', '.join(names)} have one length; score babilong, or niah without files."
-    )
+    raise InputError(f"{', '.join(names)} has one length; score babilong, or niah without files.")

@@ -196,9 +196,8 @@ def _code_records(spec: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]
                 raise TypeError(f"{record!r:.60} is no dict")
             yield f"{name}, {split} record {number}", record
     except (Exception, SystemExit) as error:
-        raise InputError(
-            f"{field} is {spec}: after {number} {split} records {own_code.reason_of(error)}"
-        ) from error
+        why = f"after {number} {split} records {own_code.reason_of(error)}"
+        raise InputError(f"{field} is {spec}: {why}") from error
     if not number:
         raise InputError(f"{field} is {spec}, which has no {split} record; give one at least.")
 
@@ -248,9 +247,7 @@ def parse_parts(text: str, form: str = WITH_CONFIG) -> tuple[DatasetPart, ...]:
         bounds = [bound for bound in parsed.group(3, 4) if bound]
         percents = [int(bound[:-1]) for bound in bounds if bound.endswith("%")]
         if any(abs(part) > 100 for part in percents) or len(percents) not in (0, len(bounds)):
-            raise InputError(
-                f"the slice {words[-1]!r} mixes percents and numbers or is above 100 %"
-            )
+            raise InputError(f"the slice {words[-1]!r} mixes percents and numbers or exceeds 100 %")
         parts.append(DatasetPart(words[0], "".join(words[1:-1]), parsed[1], parsed[2] or ""))
     return tuple(parts)
 

@@ -81,7 +81,7 @@ class QRagSearch:
         """
         if top_ranked is not None:
             raise InputError(
-                f"{task_metadata.name} ranks given documents again; choose a task of retrieval."
+                f"{task_metadata.name} ranks given documents; choose one of retrieval."
             )
         _check_text(queries, "queries", task_metadata.name)
         texts = list(queries["text"])

@@ -73,7 +73,7 @@ def check_variable(name: str, field: str) -> None:
     """Checks that `name` can be an environment variable's, in capitals; "" means no variable."""
     if name and not VARIABLE.fullmatch(name):
         raise InputError(
-            f"{field} is no variable's name in capitals; export the key as LLM_API_KEY, say."
+            f"{field} is no variable's name in capitals, such as LLM_API_KEY; give one."
         )
 
 
@@ -81,9 +81,7 @@ def read_key(name: str, field: str) -> str:
     """The key in the environment variable `name`, stripped of white space; "" if `name` is ""."""
     key = os.environ.get(name, "").strip() if name else ""
     if name and not key:
-        raise InputError(
-            f"{field} names the variable {name}, which is not set; export the server's key as it."
-        )
+        raise InputError(f"{field} names {name}, which is not set; export the server's key as it.")
     if not (key.isascii() and key.isprintable()) or " " in key:
         raise InputError(f"the variable {name} has characters of no API key; export it again.")
     return key

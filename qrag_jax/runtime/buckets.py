@@ -171,9 +171,7 @@ class Bucket:
                 if last:
                     return
                 failed = ""
-        raise InputError(
-            f"{self.url} cannot be written ({failed}); {self.folder} has it; try again."
-        )
+        raise InputError(f"{self.url} cannot be written ({failed}); retry, {self.folder} has it.")
 
     def send(self) -> None:
         """Sends what has changed here since the last round, and deletes what is gone."""

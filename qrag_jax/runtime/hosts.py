@@ -70,7 +70,7 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
         late.cancel()
     if jax.process_count() != settings.get("num_processes", jax.process_count()):
         raise InputError(
-            f"--hosts={text}, but the first counts {jax.process_count()}; give all the same COUNT."
+            f"--hosts={text}: the first has {jax.process_count()}; give all one COUNT."
         )
     try:
         yield
@@ -82,10 +82,8 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
         if isinstance(error, Exception) and _LOST.search(str(error)):
             peer = _PEER.search(str(error))
             named = f" ({peer[1]})" if peer else ""
-            print(
-                f"error: another host{named} has ended; give the command on all hosts to go on.",
-                file=sys.stderr,
-            )
+            fix = "give the command on all hosts to go on."
+            print(f"error: another host{named} has ended; {fix}", file=sys.stderr)
             raise SystemExit(1) from None
         raise
 

@@ -275,9 +275,7 @@ def file_lock(path: Path, place: Path, flag: str, verb: str = "written") -> Iter
         except OSError as error:
             if error.errno not in _NO_LOCKS:
                 raise
-            print(
-                f"note: {path.parent} has no locks ({error.strerror}); let no other process write"
-            )
+            print(f"note: {path.parent} has no locks ({error.strerror}); let nobody else write")
         with contextlib.suppress(OSError):  # on a full disk the lock has no owner in it
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}\n".encode())

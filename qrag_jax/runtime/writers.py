@@ -190,10 +190,8 @@ def check_usable(log: LogConfig) -> None:
         if spec is None or spec.origin is None:  # a folder of that name, such as wandb's own files
             raise InputError(f"config.log.to: {name} needs pip install 'qrag_jax[{name}]'.")
     if WANDB in log.trackers and not _has_wandb_key():
-        raise InputError(
-            "config.log.to has wandb, and there is no key for it: set the environment variable "
-            "WANDB_API_KEY, or WANDB_MODE=offline to keep the run on this machine."
-        )
+        fix = "set WANDB_API_KEY, or WANDB_MODE=offline to keep the run on this machine."
+        raise InputError(f"config.log.to has wandb, and there is no key for it: {fix}")
 
 
 def _has_wandb_key() -> bool:
@@ -270,10 +268,8 @@ class Sender:
             path = self._workdir / METRICS_NAME
             rows = read_metrics(path) if path.exists() else []
         except (Exception, SystemExit) as error:
-            self._tell(
-                f"{self._name} cannot be used ({_reason(error)}); the training goes on, {_KEPT}"
-            )
-            return
+            why = f"cannot be used ({_reason(error)})"
+            return self._tell(f"{self._name} {why}; the training goes on, {_KEPT}")
         earlier = ((int(row.pop("step")), _finite(row)) for row in rows)
         for step, values in itertools.chain(earlier, iter(self._lines.get, None)):
             try:
@@ -298,9 +294,8 @@ class Sender:
     def _fail(self, why: str) -> None:
         self._failed += 1
         if self._failed == 1:
-            self._tell(
-                f"{self._name}: a line was not sent ({why}); {_KEPT}; others are only counted"
-            )
+            lost = f"a line was not sent ({why})"
+            self._tell(f"{self._name}: {lost}; {_KEPT}; others are only counted")
 
 
 def _reason(error: BaseException) -> str:

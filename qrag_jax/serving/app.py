@@ -259,7 +259,7 @@ def bound_socket(host: str, port: int, exposed: bool) -> socket.socket:
         family, _, _, _, address = addresses[0]
         if not (exposed or ip_address(str(address[0]).partition("%")[0]).is_loopback):
             raise InputError(
-                f"--host={host} lets other machines in, without a password; if so, add --expose."
+                f"--host={host} lets others in without a password; if so, add --expose."
             )
         return socket.create_server(address, family=family)
     except (OSError, UnicodeError) as error:
