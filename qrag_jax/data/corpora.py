@@ -201,12 +201,8 @@ def check_in_corpus(
             f"{field}: {corpus} has no relevant document of {len(dropped)} of {len(queries)} "
             f"queries (the first: {dropped[0].id!r}), as if of another collection; {fix}{raising}."
         )
-    parts = []
-    if dropped:
-        parts.append(
-            f"{len(dropped)} of {len(queries)} queries left out, of which the corpus has no "
-            f"relevant document; the first is {dropped[0].id}"
-        )
+    none = "queries left out, of which the corpus has no relevant document; the first is"
+    parts = [f"{len(dropped)} of {len(queries)} {none} {dropped[0].id}"] if dropped else []
     documents = {document for query in kept for document, _ in query.grades}
     if lacking := len(documents - known_ids):
         kept_ones = "documents that are relevant for the queries that are kept"

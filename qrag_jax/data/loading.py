@@ -280,18 +280,14 @@ def load_questions(
         return [*parts[0].all], [*parts[1].all], report
     kept = []
     for split, part in zip(SPLITS, parts):
-        every = part.all
+        every, needed = part.all, f"decomposition of at most {max_hops} hops"
         few = [s for s in every if 0 < len(s.hops) <= max_hops]
         if not few:
-            raise InputError(
-                f"no {split} question has a decomposition of at most config.agent.max_hops, "
-                f"{max_hops}, which the scripted agent needs; give other data, or raise it."
-            )
+            fix = "which the scripted agent needs; give other data, or raise config.agent.max_hops."
+            raise InputError(f"no {split} question has a {needed}, {fix}")
         if dropped := len(every) - len(few):
-            report.append(
-                f"{dropped} of {len(every)} {split} questions left out, which have no "
-                f"decomposition of at most {max_hops} hops"
-            )
+            left_out = f"{dropped} of {len(every)} {split} questions left out"
+            report.append(f"{left_out}, which have no {needed}")
         kept.append(few)
     return kept[0], kept[1], report
 
@@ -315,9 +311,7 @@ def truncation_report(store: TokenStore, config: DataConfig, tokenizer: TextToke
         for some, every, what, field in cut
         if some
     ]
-    if not said:
-        return ""
-    line = f"truncated: {'; '.join(said)}"
+    line = f"truncated: {'; '.join(said)}" if said else ""
     if all(some <= _MANY * every for some, every, *_ in cut):
         return line
     return f"warning: {line}. What is cut off is not read: raise the field, or split the texts."
@@ -340,6 +334,4 @@ def documents_of_lengths(
         return {n: babilong_documents(settings, "dev", n, count) for n, count in counts.items()}
     if names == [NIAH] and not config.path:
         return {n: niah_documents(config.niah, "dev", n, count) for n, count in counts.items()}
-    raise InputError(
-        f"documents of {', '.join(names)} have one length; score babilong, or niah without files."
-    )
+    raise InputError(f"{', '.join(names)} has one length; score babilong, or niah without files.")

@@ -196,9 +196,8 @@ def _code_records(spec: str, split: str) -> Iterator[tuple[str, dict[str, Any]]]
                 raise TypeError(f"{record!r:.60} is no dict")
             yield f"{name}, {split} record {number}", record
     except (Exception, SystemExit) as error:
-        raise InputError(
-            f"{field} is {spec}: after {number} {split} records {own_code.reason_of(error)}"
-        ) from error
+        why = f"after {number} {split} records {own_code.reason_of(error)}"
+        raise InputError(f"{field} is {spec}: {why}") from error
     if not number:
         raise InputError(f"{field} is {spec}, which has no {split} record; give one at least.")
 

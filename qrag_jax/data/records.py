@@ -202,15 +202,10 @@ def text_files(folder: Path) -> list[Path]:
 def load_hub(repo: str, config: str | None, split: str) -> Iterator[dict[str, Any]]:
     """The records of one split, which are downloaded once and then cached."""
     datasets = library("datasets", "hub")
-    try:
-        table = datasets.load_dataset(repo, config, split=split)
+    fix = "check name and network, or give files"
     # All failures here (network, name, cache, disk) have the same remedy for the user.
-    except Exception as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise InputError(
-            f"the hub gives no {split} of {repo} ({reason}); check name and network, or give files"
-        ) from None
-    return iter(table)
+    with whole_files.reading(f"{split} of {repo} on the hub", fix, (Exception,)):
+        return iter(datasets.load_dataset(repo, config, split=split))
 
 
 # ---------------------------------------------------------------- fields of a record

@@ -233,9 +233,8 @@ class Client(contextlib.AbstractContextManager):
                     refusals += 1  # nothing was asked, so neither attempt nor time counts
                     if await self._wait(refusals):
                         continue
-                    why = f"has not answered for {config.wait_limit:g} s"
-                    why = f"the LLM server at {config.url} {why} ({config.prefix}wait_limit)"
-                    outcome: Outcome = Failure("connection", why)
+                    why = f"no answer for {config.wait_limit:g} s ({config.prefix}wait_limit)"
+                    outcome: Outcome = Failure("connection", f"{config.url}: {why}")
                     break
                 self._note_answer()
                 outcome, asked_pause = reply
@@ -354,7 +353,21 @@ class AnswerCache:
             self._file = sqlite3.connect(
                 path, timeout=_BUSY_SECONDS, check_same_thread=False, isolation_level=None
             )
-            self._prepare(field)
+            # Of several processes that make the same file, only one may be here at a time.
+            self._file.execute("BEGIN IMMEDIATE")
+            (tables,) = self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            (owner,) = self._file.execute("PRAGMA application_id").fetchone()
+            if tables and owner != _APPLICATION_ID:
+                raise InputError(f"{field}={path} is no cache of answers; give another file.")
+            self._file.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
+            table = "CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT)"
+            self._file.execute(table)
+            self._file.execute("SELECT key, answer FROM answers LIMIT 1").fetchone()
+            self._file.execute("COMMIT")
+            # Refused, without waiting, while another process uses a new file for the first time.
+            with contextlib.suppress(sqlite3.OperationalError):
+                self._file.execute("PRAGMA journal_mode = WAL")
+            self._file.execute("PRAGMA synchronous = NORMAL")  # enough to survive a crash
 
     def get(self, keys: Sequence[str]) -> dict[str, Answer]:
         """The answers that the cache has, by key."""
@@ -387,19 +400,3 @@ class AnswerCache:
                     self._log(f"{self.path}: {error}; going on without the cache of answers")
                 self.skipped += count
                 return []
-
-    def _prepare(self, field: str) -> None:
-        # Of several processes that make the same file, only one may be here at a time.
-        self._file.execute("BEGIN IMMEDIATE")
-        (tables,) = self._file.execute("SELECT count(*) FROM sqlite_master").fetchone()
-        (owner,) = self._file.execute("PRAGMA application_id").fetchone()
-        if tables and owner != _APPLICATION_ID:
-            raise InputError(f"{field}={self.path} is no cache of answers; give another file.")
-        self._file.execute(f"PRAGMA application_id = {_APPLICATION_ID}")
-        self._file.execute("CREATE TABLE IF NOT EXISTS answers (key TEXT PRIMARY KEY, answer TEXT)")
-        self._file.execute("SELECT key, answer FROM answers LIMIT 1").fetchone()
-        self._file.execute("COMMIT")
-        # It is refused, without waiting, while another process uses a new file for the first time.
-        with contextlib.suppress(sqlite3.OperationalError):
-            self._file.execute("PRAGMA journal_mode = WAL")
-        self._file.execute("PRAGMA synchronous = NORMAL")  # enough to survive a crash

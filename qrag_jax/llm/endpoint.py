@@ -73,7 +73,7 @@ def check_variable(name: str, field: str) -> None:
     """Checks that `name` can be an environment variable's, in capitals; "" means no variable."""
     if name and not VARIABLE.fullmatch(name):
         raise InputError(
-            f"{field} is no variable's name in capitals; export the key as LLM_API_KEY, say."
+            f"{field} is no variable's name in capitals, such as LLM_API_KEY; give one."
         )
 
 

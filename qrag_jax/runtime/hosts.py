@@ -80,10 +80,8 @@ def joined(text: str, patience: float = _PATIENCE) -> Iterator[None]:
         if isinstance(error, Exception) and _LOST.search(str(error)):
             peer = _PEER.search(str(error))
             named = f" ({peer[1]})" if peer else ""
-            print(
-                f"error: another host{named} has ended; give the command on all hosts to go on.",
-                file=sys.stderr,
-            )
+            fix = "give the command on all hosts to go on."
+            print(f"error: another host{named} has ended; {fix}", file=sys.stderr)
             raise SystemExit(1) from None
         raise
 

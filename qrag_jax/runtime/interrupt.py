@@ -49,12 +49,10 @@ class StopSignal:
 
     def check(self) -> None:
         """Raises `Stopped` if a signal came."""
-        self.check_alone()
-
-    def check_alone(self) -> None:
-        """As `check`, also where other hosts do not stop; see `hosts.AgreedStop`."""
         if self.requested:
             raise Stopped(self.name)
+
+    check_alone = check  # also where other hosts do not stop; see `hosts.AgreedStop`
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self._interrupts += number == signal.SIGINT

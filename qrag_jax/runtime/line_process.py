@@ -89,9 +89,8 @@ class LineProcess:
             except queue.Empty:
                 if time.monotonic() > ends:
                     self.end()
-                    raise ProcessLost(
-                        f"{self._name} was not open after {_START_LIMIT:.0f} s; see {self._log}"
-                    ) from None
+                    late = f"was not open after {_START_LIMIT:.0f} s; see {self._log}"
+                    raise ProcessLost(f"{self._name} {late}") from None
                 continue
             if message is None:
                 raise ProcessLost(f"the process of {self._name} {self.status()}")

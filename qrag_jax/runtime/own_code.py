@@ -86,11 +86,9 @@ def _packaged(path: str, folder: str) -> Path | None:
 def _import_own() -> None:
     """Makes `configs` and `examples` the package's own folders, unless ours are found already."""
     for name, mark in _MARKS.items():
-        if name in sys.modules:
-            continue
-        package = importlib.util.find_spec(name)
-        places = list(package.submodule_search_locations or ()) if package else []
-        if any((Path(place) / mark).exists() for place in places):
+        package = None if name in sys.modules else importlib.util.find_spec(name)
+        places = (package and package.submodule_search_locations) or ()
+        if name in sys.modules or any((Path(place) / mark).exists() for place in places):
             continue
         spec = importlib.util.spec_from_loader(name, loader=None, is_package=True)
         assert spec is not None

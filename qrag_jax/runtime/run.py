@@ -143,14 +143,6 @@ class Run:
         if grows:
             log("config.{} was {}, now {}; a rate decays up to that".format(STEPS, *changed[STEPS]))
 
-    def _keep_changes(self) -> None:
-        """Writes where the data are now, which are equal, and the steps into the run's config."""
-        if self._changed:
-            saved = ConfigDict(read_fields(self.config_path))
-            with saved.ignore_type():
-                saved.update_from_flattened_dict(self._changed)
-            hosts.first_does(lambda: save_config(saved, self.config_path))
-
     def restore(
         self, first_state: Callable[[], Any], data: Mapping[str, str], provenance: Mapping[str, Any]
     ) -> Any:
@@ -168,7 +160,7 @@ class Run:
             old, new = extra["data"], progress.data
             if other := [n for n in sorted({*old, *new}) if old.get(n) != new.get(n)]:
                 raise InputError(
-                    f"{self.workdir} began with other data ({', '.join(other)}); give those back."
+                    f"{self.workdir} began with other data: give back {', '.join(other)}"
                 )
             progress = Progress(**extra)
             log(f"resumed {self.workdir} at step {self.step}")
@@ -179,7 +171,11 @@ class Run:
                 f"config.{', config.'.join(moved)}: {self.workdir} began with other paths, and "
                 "has no checkpoint yet; give the run's own, or another --workdir."
             )
-        self._keep_changes()
+        if self._changed:  # where the data are now, which are equal, and the steps
+            saved = ConfigDict(read_fields(self.config_path))
+            with saved.ignore_type():
+                saved.update_from_flattened_dict(self._changed)
+            hosts.first_does(lambda: save_config(saved, self.config_path))
         self.progress, self.saved = progress, self.step
         self._began -= progress.seconds
         if provenance:

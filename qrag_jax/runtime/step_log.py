@@ -177,10 +177,8 @@ class StepLog(contextlib.AbstractContextManager):
         hits = counter.cache_hits
         speed = {"speed/time_to_first_step": seconds, "speed/compilation_cache_hits": hits}
         self.write(step, speed)
-        log(
-            f"first step after {seconds:.1f} s, {counter.seconds:.1f} s of it compiling "
-            f"{counter.count} programs ({hits} from the cache)"
-        )
+        compiled = f"{counter.seconds:.1f} s of it compiling {counter.count} programs"
+        log(f"first step after {seconds:.1f} s, {compiled} ({hits} from the cache)")
 
     def _write(self, step: int) -> dict[str, float]:
         elapsed = time.monotonic() - self._line_began
@@ -325,10 +323,8 @@ class Watch:
         for kind, measured in self.findings():
             if kind not in self._said:
                 self._said.add(kind)
-                yield (
-                    f"step {evaluation.step}: the run may not be learning: {measured}; for likely "
-                    f"causes see docs/troubles.md#{kind}"
-                )
+                causes = f"for likely causes see docs/troubles.md#{kind}"
+                yield f"step {evaluation.step}: the run may not be learning: {measured}; {causes}"
 
     def findings(self) -> Iterator[tuple[str, str]]:
         """All signs that the training does not learn: the rule's name, and what was measured."""
@@ -367,10 +363,8 @@ class Watch:
         later = [evaluation.score for evaluation in self.evaluations[1:]]
         last = later[-LEAST_EVALUATIONS:]
         scores = f"the last {len(last)} evaluations scored {', '.join(f'{x:.3f}' for x in last)}"
-        first = (
-            f"95 % interval of the untrained weights, {low:.3f} to {high:.3f} "
-            f"({len(self.evaluations[0].each)} questions)"
-        )
+        count = f"({len(self.evaluations[0].each)} questions)"
+        first = f"95 % interval of the untrained weights, {low:.3f} to {high:.3f} {count}"
         if all(low <= score <= high for score in later):
             yield FLAT, f"{scores}, all {len(later)} so far within the {first}"
         if all(score < low for score in last):

@@ -190,10 +190,8 @@ def check_usable(log: LogConfig) -> None:
         if spec is None or spec.origin is None:  # a folder of that name, such as wandb's own files
             raise InputError(f"config.log.to: {name} needs pip install 'qrag_jax[{name}]'.")
     if WANDB in log.trackers and not _has_wandb_key():
-        raise InputError(
-            "config.log.to has wandb, and there is no key for it: set the environment variable "
-            "WANDB_API_KEY, or WANDB_MODE=offline to keep the run on this machine."
-        )
+        fix = "set WANDB_API_KEY, or WANDB_MODE=offline to keep the run on this machine."
+        raise InputError(f"config.log.to has wandb, and there is no key for it: {fix}")
 
 
 def _has_wandb_key() -> bool:

@@ -130,12 +130,9 @@ class Publisher(contextlib.AbstractContextManager):
             if self._kept:
                 self.current = self._kept[-1][1]
 
-    def close(self) -> None:
+    def __exit__(self, *error: object) -> None:
         """Deletes the files; the server keeps the weights that it has."""
         self._closing.close()
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     # ---------------------------------------------------------------- files
 

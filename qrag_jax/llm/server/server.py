@@ -155,12 +155,11 @@ class Server:
         try:
             self._keep_up()
         except Exception as error:  # nothing else notices if this thread ends
-            self._give_up(f"vLLM was given up: {type(error).__name__}: {error}")
+            self.failure = f"vLLM was given up: {type(error).__name__}: {error}"
             raise
-
-    def _give_up(self, why: str) -> None:
-        self.failure = why
-        self._log(why)
+        finally:
+            if self.failure:
+                self._log(self.failure)
 
     def _keep_up(self) -> None:
         attempts, why = 0, ""
@@ -178,14 +177,12 @@ class Server:
             self._end()
             if attempts >= self.config.restarts:
                 given_up = f"vLLM was given up after {attempts} restarts in a row: {why}"
-                self._give_up(f"{given_up}; see {self._written.path}")
+                self.failure = f"{given_up}; see {self._written.path}"
                 return
             pause = min(self.config.backoff * 2**attempts, LONGEST_BACKOFF)
             attempts += 1
-            self._log(
-                f"vLLM is down ({why}); restart {attempts} of {self.config.restarts} in "
-                f"{pause:g} s. {self._written.last_words()}"
-            )
+            restart = f"restart {attempts} of {self.config.restarts} in {pause:g} s"
+            self._log(f"vLLM is down ({why}); {restart}. {self._written.last_words()}")
             if self._stopping.wait(pause):
                 return
             try:

@@ -147,8 +147,7 @@ def bare_line(line: str) -> str:
 
 
 def _polarity(line: str) -> bool | None:
-    word = line.casefold()
-    if word in _YES or word in _NO:
+    if (word := line.casefold()) in _YES + _NO:
         return word in _YES
     words = {token.casefold() for token in _YES_OR_NO.findall(line)}
     if len(words) == 1 and _VERDICT.match(line):

@@ -172,7 +172,8 @@ def fit(
         first = bisect.bisect_right(ends, lost) - 1
         left = [*chunks[first:]]
         if lost > ends[first]:
-            left[0] = _beginning(left[0], ends[first + 1] - lost)
+            words = [*_WORD.finditer(left[0])]
+            left[0] = left[0][: words[ends[first + 1] - lost - 1].end()]
         return left
 
     def tokens(lost: int) -> int:
@@ -187,11 +188,6 @@ def fit(
     shown = kept(lost)
     characters = sum(map(len, chunks)) - sum(map(len, shown))
     return Fitted(prompt.with_chunks(question, shown), len(chunks) - len(shown), characters)
-
-
-def _beginning(text: str, words: int) -> str:
-    """The text up to the end of its word number `words`."""
-    return text[: [word.end() for word in _WORD.finditer(text)][words - 1]]
 
 
 def least(low: int, high: int, holds: Callable[[int], bool]) -> int:
