@@ -50,7 +50,7 @@ LIST = """
 [quality]
 Q-RAG from labels, MiniLM, fact EM on HotpotQA (three trainings), compared with PQN (one) |
     hotpotqa/imitate: fact_em, trained | hotpotqa/pqn: fact_em, trained
-Q-RAG from labels, MiniLM, fact EM on MuSiQue (one training), compared with PQN |
+Q-RAG from labels, MiniLM, fact EM on MuSiQue (three trainings), compared with PQN |
     musique/imitate: fact_em, trained | musique/pqn: fact_em, trained
 Q-RAG, MiniLM, share of passages taken that are facts (one training), compared with untrained |
     musique/pqn: fact_precision, trained | musique/pqn: fact_precision, untrained

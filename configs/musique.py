@@ -7,9 +7,9 @@ files in their format. Without a path the data come from the hub. Lengths are th
 MuSiQue evaluation: 110 tokens, 4 steps. `:tiny` runs in seconds, offline.
 
 `:minilm` trains MiniLM on a CPU from the supporting facts (stage `imitate`). 50 steps of 16
-questions raise fact EM from 0.20 to 0.60 on 124 dev questions that are not used to choose the
-checkpoint (one training, seed 42; 552 training questions; 15 minutes on 2 cores of an AMD EPYC
-beside other work, 2026-11-30). By PQN alone (docs/training.md) it is 0.38 (mean of three seeds).
+questions raise fact EM from 0.31 to 0.59 on 124 dev questions that are not used to choose the
+checkpoint (three trainings; 552 training questions; 9 to 11 minutes on one core of an AMD EPYC,
+2026-12-01). By PQN alone (docs/training.md) it is 0.38 (mean of three seeds).
 
 `:contriever`, `:e5`, `:gte`, `:qwen3` train those, of the hub or --config.encoder.path=FOLDER.
 """
