@@ -8,8 +8,8 @@ HotpotQA run (arXiv 2511.07328). `:tiny` runs in seconds, offline.
 
 `:minilm` trains MiniLM on a CPU from the supporting facts (stage `imitate`). 120 steps of 8
 questions raise fact EM from 0.36 to 0.74 on 335 dev questions that are not used to choose the
-checkpoint (one training, seed 42; 1,233 training questions; 22 minutes on 2 cores of an AMD EPYC
-beside other work, 2026-11-29). By PQN alone (docs/training.md) it is 0.56 (mean of three seeds).
+checkpoint (three trainings; 1,233 training questions; 15 to 19 minutes on one core of an AMD EPYC,
+2026-12-01). By PQN alone (docs/training.md) it is 0.56 (mean of three seeds).
 
 `:contriever`, `:e5`, `:gte`, `:qwen3` train those, of the hub or --config.encoder.path=FOLDER.
 
