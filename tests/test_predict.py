@@ -124,7 +124,7 @@ def test_a_training_begins_with_a_file_of_pairs(commands: Commands, tmp_path: Pa
     margins = [row["train/margin"] for row in metric_lines(workdir) if "train/margin" in row]
     assert margins[-1] > margins[0]
     write_lines(file, [row])
-    assert "data (pairs)" in refusal(commands.run(*given))
+    assert "other data" in refusal(commands.run(*given))
 
 
 def test_answers_over_the_final_pools(commands: Commands, leret: Path, tmp_path: Path) -> None:

@@ -163,6 +163,6 @@ def test_a_run_is_read_by_others(tmp_path: Path) -> None:
     assert [(each.query_id, each.doc_id, each.score) for each in back] == [
         (query, document, score) for query, own in run.items() for document, score in own.items()
     ]
-    with pytest.raises(InputError, match="white space"):
+    with pytest.raises(InputError, match="'a b'"):
         write_run(tmp_path / "run", {"q": {"a b": 1.0}}, "bm25")
     assert (tmp_path / "run").read_text() == before
