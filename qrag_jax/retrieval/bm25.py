@@ -180,7 +180,7 @@ class BM25Index:
         config = config or BM25Config()
         weights = weights_of((passage.whole for passage in corpus), config)
         if weights is None:
-            raise InputError("no passage has a word for BM25 (two letters, no stop word).")
+            raise InputError("no passage has a word of two letters, no stop word; give others.")
         return cls(corpus, config, weights)
 
     @classmethod

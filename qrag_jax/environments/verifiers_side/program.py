@@ -75,7 +75,7 @@ def imported(name: str, module: str) -> ModuleType:
         return importlib.import_module(module)
     except Exception as error:
         raise Refused(
-            f"config.env.verifiers: config.env.python cannot import {module} ({reason(error)})"
+            f"config.env.python cannot import {module} ({reason(error)}); install it there"
         ) from error
 
 

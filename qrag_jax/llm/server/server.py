@@ -284,7 +284,7 @@ def _running(llm: LlmConfig | ServedConfig) -> Existing:
     names = endpoint.model_names()
     if not names:
         raise InputError(
-            f"config.llm.url: {client.url} lists no models ({endpoint.get('/v1/models').reason})."
+            f"config.llm.url: no models ({endpoint.get('/v1/models').reason}); start its server."
         )
     if llm.model not in names:
         raise InputError(f"config.llm.model is {llm.model!r}; {llm.url} serves {', '.join(names)}.")

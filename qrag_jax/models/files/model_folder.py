@@ -141,7 +141,7 @@ def resolve_folder(path: str) -> Path:
     except Exception as error:  # the client's many errors share no base class
         reason = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"{path}: no such folder, and none on the hub ({type(error).__name__}: {reason})."
+            f"{path}: no folder, nor on the hub ({type(error).__name__}: {reason}); give one."
         ) from error
     return folder
 
