@@ -284,7 +284,7 @@ def _running(llm: LlmConfig | ServedConfig) -> Existing:
     names = endpoint.model_names()
     if not names:
         raise InputError(
-            f"config.llm.url: no models ({endpoint.get('/v1/models').reason}); start its server."
+            f"config.llm.url: no models at {client.url} ({endpoint.get('/v1/models').reason})."
         )
     if llm.model not in names:
         raise InputError(f"config.llm.model is {llm.model!r}; {llm.url} serves {', '.join(names)}.")
