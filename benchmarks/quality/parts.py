@@ -38,6 +38,7 @@ class Part:
         published: a figure from elsewhere to compare the main score with.
         data: data set with halves, or setting.
         of: the part whose training this one scores, too.
+        weights: of BM25 in each step, of which one is chosen; (): none.
         optional: runs only if it is named.
     """
 
@@ -56,6 +57,7 @@ class Part:
     published: float | None = None
     data: str = ""
     of: str = ""
+    weights: tuple[float, ...] = ()
     optional: bool = False
 
     @property
@@ -402,6 +404,8 @@ def _rows(where: str) -> tuple[Part, ...]:
                 *(PQN_ALONE if stages == "pqn" else ()),
             ),
             ways={MAIN: ""},
+            # Of a cosine between 0 and 1; PQN alone has Q-values without bounds.
+            weights=(0.0, 0.05, 0.1, 0.2) if stages != "pqn" else (),
             compared=(
                 f"{where}/q_rag/untrained:{UNTRAINED}",
                 *simple,

@@ -20,6 +20,7 @@ from benchmarks.quality.runner import command, once, read_lines, train, write_li
 from qrag_jax.sweep import question_scores
 
 FUSED, TWICE = "fused with BM25", "then with its first passage"
+EVERY_STEP = "fused at each step"
 _HOP, _WORDS = 3, 64  # passages of a first search; words of a query with a passage, as LeReT's
 _ENGINES = {"bm25": ("--engine=bm25",), "exact": MINILM}
 
@@ -199,22 +200,40 @@ def _q_rag(place: Place) -> Ways:
     """The trained towers search in as many steps as in training.
 
     First come the passages that the steps took, as the retriever reads them; then the others
-    that its steps list.
+    that its steps list. The weight of BM25 in each step is the one that finds most for the
+    questions for choices.
     """
     index, run = place.workdir / "index", f"--workdir={place.workdir}"
     flags = (run, *place.part.flags)
     corpus = f"--corpus={place.values['corpus']}"
-    once(
-        place.workdir / "index.done", command, "qrag_jax.index", corpus, f"--index={index}", *flags
-    )
-    every = (*flags, "--beam=1", "--threshold=-inf")
-    taken = place.search(index, "taken", *every)
-    steps = max(hit["step"] for row in read_lines(taken) for hit in row["hits"])
-    more = place.search(index, "more", *every, f"--per_step={-(-MOST // steps)}")
-    one, other = lists_of(taken)[0], lists_of(more)[0]
-    lists = {name: tuple(dict.fromkeys((*one[name], *other[name])))[:MOST] for name in one}
-    main = place.part.main
-    return place.ways(**{main: lists, f"{main}, {FUSED}": fused(lists, place.by_words())})
+    for engine in ((), ("--engine=bm25",)):
+        words = (corpus, f"--index={index}", *(engine or flags))
+        once(index.with_name(f"index{len(engine)}.done"), command, "qrag_jax.index", *words)
+    choice = place.out / "choice.jsonl"
+    asked = place.setting.questions[corpora.CHOICE]
+    write_lines(choice, ({"id": one.id, "question": one.text} for one in asked))
+
+    def play(name: str, weight: float = 0.0, queries: Path | None = None) -> Lists:
+        every = (*flags, "--beam=1", "--threshold=-inf", f"--bm25_weight={weight}")
+        taken = place.search(index, f"taken{name}", *every, queries=queries)
+        steps = max(hit["step"] for row in read_lines(taken) for hit in row["hits"])
+        most = f"--per_step={-(-MOST // steps)}"
+        more = place.search(index, f"more{name}", *every, most, queries=queries)
+        one, other = lists_of(taken)[0], lists_of(more)[0]
+        return {name: tuple(dict.fromkeys((*one[name], *other[name])))[:MOST] for name in one}
+
+    def recall(weight: float) -> float:
+        lists = play(f"-choice-{weight}", weight, choice)
+        shares = (len({*one.gold} & {*lists[one.id][:4]}) / len(one.gold) for one in asked)
+        return sum(shares) / len(asked)
+
+    main, lists = place.part.main, play("")
+    ways = {main: lists, f"{main}, {FUSED}": fused(lists, place.by_words())}
+    if place.part.weights:
+        best = max(place.part.weights, key=recall)
+        print(f"{place.part.name}, seed {place.seed}: bm25_weight {best}", flush=True)
+        ways[f"{main}, {EVERY_STEP}"] = play("-fused", best)
+    return place.ways(**ways)
 
 
 def _agent(place: Place) -> Ways:

@@ -160,6 +160,32 @@ class FusedIndex:
         return as_hits([best(*row, k) for row in rows], k)
 
 
+class WeightedIndex:
+    """A passage's score by vectors, plus `weight` times that by words, of which the best counts 1.
+
+    The first `DEPTH` passages of both rankings are scored; by words all others count 0.
+    """
+
+    def __init__(self, by_vectors: VectorIndex, by_words: Index, weight: float) -> None:
+        self.corpus, self.vectors = by_vectors.corpus, by_vectors.vectors
+        self._near, self._worded, self._weight = by_vectors, by_words, weight
+
+    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
+        assert queries.vectors is not None
+        near, worded = (e.search(queries, max(k, DEPTH), where) for e in (self._near, self._worded))
+        numbers = np.unique(worded.numbers[worded.numbers != NONE])
+        vectors, rows = self.vectors(numbers), []
+        for query, vector in enumerate(queries.vectors):
+            of_words = row_of(worded, query)
+            by_vector = vectors[np.searchsorted(numbers, of_words.numbers)] @ vector
+            scores = dict(zip(of_words.numbers.tolist(), by_vector.tolist(), strict=True))
+            scores |= zip(*(array.tolist() for array in row_of(near, query)), strict=True)
+            for number, score in zip(of_words.numbers.tolist(), of_words.scores, strict=True):
+                scores[number] += self._weight * score / of_words.scores[0]
+            rows.append(best(np.array([*scores], np.int64), np.array([*scores.values()]), k))
+        return as_hits(rows, k)
+
+
 def padded_batch(count: int) -> int:
     """The batch of so many queries: 1, 8, or a further power of two; each is one program."""
     return 1 if count == 1 else max(8, 1 << (count - 1).bit_length())

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, overload
 
 import numpy as np
 
-from qrag_jax.errors import InputError, one_of
+from qrag_jax.errors import InputError, Weight, one_of
 from qrag_jax.llm.config import ClientConfig
 from qrag_jax.llm.outcomes import well_formed
 from qrag_jax.retrieval import towers
@@ -41,6 +41,7 @@ from qrag_jax.retrieval.index_folder import (
     IndexAt,
 )
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules, SingleStepSearch
+from qrag_jax.retrieval.protocol import WeightedIndex
 from qrag_jax.runtime.config_fields import CONFIG_NAME, check
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig
@@ -90,6 +91,8 @@ class LoadSettings:
     device: str = ""  # of torch, such as "cuda:0"; "": the best one
     endpoints: Endpoints | None = None  # where an export's towers are served
     per_step: int = 1  # passages found at each step (`multi_step.Rules`)
+    # Of a question's BM25, whose best counts 1, in each step's scores; 0: they are Q-values alone
+    bm25_weight: Weight = 0.0
     question_prefix: str = ""  # of a plain encoder: text before questions, such as "query: "
     passage_prefix: str = ""  # and before passages; "": as its folder says
 
@@ -223,6 +226,7 @@ class Retriever:
         Of a run, the weights are those of the tower of chunks.
         """
         about = {"config": dataclasses.asdict(self.config), "per_step": self.rules.per_step}
+        about |= {"bm25_weight": self.deployment.settings.bm25_weight}
         return hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
 
     def index(
@@ -268,7 +272,13 @@ class Retriever:
                 f"{self.deployment.folder}, or by settings of its own; give the retriever that "
                 "embedded it, or index the corpus with this one."
             )
-        return index, MultiStepSearch(index.open(), self._backend.encoders, self.rules)
+        engine: Any = index.open()
+        if weight := self.deployment.settings.bm25_weight:
+            if self.rules.placement is not None:
+                raise InputError("bm25_weight is for retrievers without positions; leave it out.")
+            words = dataclasses.replace(index, engine=BM25, url="").settled([BM25], "")
+            engine = WeightedIndex(engine, words.open(), weight)
+        return index, MultiStepSearch(engine, self._backend.encoders, self.rules)
 
     def encode(self, texts: Sequence[str], *, questions: bool = False) -> np.ndarray:
         """float32 `[texts, width]`: vectors of passages before any rotation, or of questions."""

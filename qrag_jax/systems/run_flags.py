@@ -273,6 +273,7 @@ RUN, EXPORT, PLAIN, WORDS = SEARCHES = ("--workdir", "--retriever", "--encoder",
 READ_BY_SEARCH: Mapping[str, tuple[str, ...]] = {
     "checkpoint": (RUN,),
     "compute": (RUN, EXPORT, PLAIN),
+    "bm25_weight": (RUN, EXPORT),
     **dict.fromkeys(("question_prefix", "chunk_prefix", "max_chunk_tokens", "pooling"), (PLAIN,)),
 }
 
@@ -289,6 +290,7 @@ def define_search(_: Sequence[str]) -> None:
     flags.DEFINE_string("server", "", "With --engine: URL of its server; none: as in qrag index.")
     flags.DEFINE_enum("checkpoint", "", ["", "best", "last"], "With --workdir.")
     flags.DEFINE_enum("compute", "auto", ["auto", "float32", "bfloat16"], "dtype of jax.")
+    flags.DEFINE_float("bm25_weight", 0.0, "Of BM25 in the scores of each step.", lower_bound=0)
     flags.DEFINE_string("question_prefix", "", "With --encoder: text before questions.")
     flags.DEFINE_string("chunk_prefix", "", "With --encoder: as in qrag index.")
     flags.DEFINE_integer("max_chunk_tokens", 0, "With --encoder: as in index.", lower_bound=0)
@@ -321,7 +323,8 @@ def search_opener(**how: Any) -> Callable[[], Retriever]:
     if folder and not Path(folder).expanduser().is_dir():
         raise InputError(f"{folder} is no folder; give --workdir=RUN or --retriever=EXPORT.")
     dtype = "" if values.compute == "auto" else values.compute
-    settings = loading.LoadSettings(checkpoint=values.checkpoint, dtype=dtype, **how)
+    how |= {"checkpoint": values.checkpoint, "bm25_weight": values.bm25_weight}
+    settings = loading.LoadSettings(dtype=dtype, **how)
     if values.encoder:
         prefixes, most = (values.question_prefix, values.chunk_prefix), values.max_chunk_tokens
         computed = {"dtype": values.compute, "pooling": values.pooling}

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import json
 import os
 import pickle
@@ -30,7 +31,7 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.retrieval.milvus import MilvusBM25Index, MilvusIndex
-from qrag_jax.retrieval.protocol import NONE, Hits, Queries, VectorIndex, Where
+from qrag_jax.retrieval.protocol import NONE, Hits, Queries, VectorIndex, WeightedIndex, Where
 from qrag_jax.retrieval.qdrant import QdrantIndex
 from qrag_jax.retrieval.server_index import ServerIndex, ServerSettings
 from qrag_jax.retrieval.vectors import ScanIndex
@@ -134,7 +135,12 @@ ENGINES = OF_VECTORS | {
 
 def each(names: Iterable[str]) -> pytest.MarkDecorator:
     """Those of Milvus run on a real process, at night."""
-    real = [pytest.param(n, marks=[pytest.mark.nightly] * ("milvus" in n)) for n in names]
+    lacks_it = importlib.util.find_spec("milvus_lite") is None
+    at_night = [
+        pytest.mark.nightly,
+        pytest.mark.skipif(lacks_it, reason="make milvus installs Milvus Lite"),
+    ]
+    real = [pytest.param(n, marks=at_night if "milvus" in n else []) for n in names]
     return pytest.mark.parametrize("name", real)
 
 
@@ -220,6 +226,20 @@ def test_a_batch_is_its_queries_one_by_one(name: str, shelf: Shelf) -> None:
             assert_same(found, together)
     with pytest.raises(InputError, match="'colour'"):
         index.search(task.queries, 3, {"colour": "red"})
+
+
+@pytest.mark.parametrize("name", ["exact", "scan", "faiss", "qdrant"])
+def test_words_add_their_weight_to_vectors(name: str, shelf: Shelf) -> None:
+    """By the definition: a passage that the words do not find gets nothing, the best one all."""
+    task = shelf.task
+    index = WeightedIndex(shelf.index(name), shelf.index("bm25"), 0.3)
+    for where in (None, {"kind": [1, 4]}, {"kind": 77}):
+        words = by_words(task, where)
+        most = np.maximum(words.max(axis=1, keepdims=True), 1e-9)
+        wanted = best_of(by_vectors(task, where) + 0.3 * np.maximum(words / most, 0), 10)
+        hits = index.search(task.queries, 10, where)
+        np.testing.assert_array_equal(hits.numbers, wanted.numbers)
+        np.testing.assert_allclose(hits.scores, wanted.scores, rtol=1e-5, atol=1e-5)
 
 
 # ---------------------------------------------------------------------- folders

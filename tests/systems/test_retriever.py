@@ -190,6 +190,25 @@ def test_counts_copies_and_threads(exported: Path, task: Task, tmp_path: Path) -
     assert retriever.search(task.questions) == plain
 
 
+def test_words_of_the_question_count_in_every_step(
+    exported: Path, task: Task, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(task.index, tmp_path / "index")
+    weighted = Retriever.load(exported, LoadSettings(dtype="float32", bm25_weight=1e4))
+    with pytest.raises(InputError, match="bm25"):
+        weighted.open(folder)
+    words = Retriever.load("bm25")
+    words.index(task.index.with_name("corpus.jsonl"), folder)
+    weighted.open(folder)
+    by_words = words.search(task.questions, topk=2)
+    assert any(by_words)
+    for hits, best in zip(weighted.search(task.questions), by_words, strict=True):
+        assert [hit.id for hit in hits][: len(best)] == [hit.id for hit in best]
+    slightly = Retriever.load(exported, LoadSettings(dtype="float32", bm25_weight=1e-9))
+    slightly.open(folder, "scan")
+    check(slightly.search(task.questions), task.expected)
+
+
 def test_encoders_and_words_search_once(tmp_path: Path) -> None:
     corpus, tower = write_corpus_file(tmp_path / "c.jsonl", 60), write_tower(tmp_path / "tower")
     retriever = Retriever.load(tower, FLOAT32)
