@@ -6,6 +6,7 @@ import contextlib
 import functools
 import logging
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,12 @@ _STAGES, _KEPT_STAGES = "stages", 8
 def _is_other(record: logging.LogRecord) -> bool:
     """Orbax logs a lot, up to warnings, in programs that load a run by themselves."""
     return record.levelno > logging.WARNING or "orbax" not in record.pathname
+
+
+def _show(unraisable: Any) -> None:
+    """TensorStore shows every write that fails after the first one, when Orbax waits no more."""
+    if str(unraisable.exc_value) != "Event loop is closed":
+        sys.__unraisablehook__(unraisable)
 
 
 class SaveError(RuntimeError):
@@ -51,6 +58,8 @@ class Checkpoints:
         self, workdir: Path, *, read_only: bool = False, log: Callable[[str], None] = print
     ) -> None:
         logging.getLogger("absl").addFilter(_is_other)  # once, however often it is added
+        if sys.unraisablehook is sys.__unraisablehook__:  # else it is pytest's or the user's
+            sys.unraisablehook = _show
         self.folder = workdir.absolute() / "checkpoints"
         self._log, self._read_only = log, read_only
         self._saving: dict[str, int] = {}  # the step that is being saved, by kind
