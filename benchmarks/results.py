@@ -71,8 +71,8 @@ DeepRetrieval, a small decoder, nDCG@10, compared with its script |
     deepretrieval/quick: ndcg@10, after the script
 Q-RAG from labels, all passages in 4, 2Wiki's open corpus, compared with PQN |
     2wiki/q_rag/imitate: all@4, trained | 2wiki/q_rag/pqn: all@4, trained
-The same, fused with BM25, HotpotQA's open corpus, compared with PQN |
-    hotpotqa-pooled/q_rag/imitate: all@4, trained, fused with BM25 |
+The same with BM25 in each step, HotpotQA's open corpus, compared with PQN, fused |
+    hotpotqa-pooled/q_rag/imitate: all@4, trained, fused at each step |
     hotpotqa-pooled/q_rag/pqn: all@4, trained, fused with BM25
 [speed]
 Encoder, BERT-base, float32, compared with PyTorch |
@@ -128,7 +128,7 @@ contrastive MiniLM, trained on questions with their first passages, four searche
     multi_step_peer | trained
 qrag_jax, by rewards (PQN), fused with BM25 | q_rag/pqn | trained, fused with BM25
 **qrag_jax, from labels** (`imitate`) | q_rag/imitate | trained
-**the same, fused with BM25** | q_rag/imitate | trained, fused with BM25
+**the same, with BM25 in each step** | q_rag/imitate | trained, fused at each step
 """
 SYSTEMS = """
 BM25 | bm25 | untrained
@@ -143,6 +143,8 @@ Q-RAG by PQN, fused | q_rag/pqn | trained, fused with BM25
 the same with mined negatives | q_rag/mined | trained, fused with BM25
 Q-RAG, `imitate` | q_rag/imitate | trained
 Q-RAG, `imitate`, fused | q_rag/imitate | trained, fused with BM25
+Q-RAG, `imitate`, BM25 in each step | q_rag/imitate | trained, fused at each step
+Q-RAG, `imitate,pqn` | q_rag/imitate+pqn | trained
 HARR, GRPO | harr/grpo | trained
 HARR, PPO | harr/ppo | trained
 DeepRetrieval, SmolLM2 | deepretrieval | trained
