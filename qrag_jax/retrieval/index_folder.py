@@ -317,7 +317,7 @@ class IndexAt:
             return kind.open(at / self.engine, corpus, url=self.url, encoder=by)
         if self.engine == HYBRID:
             return FusedIndex(
-                [dataclasses.replace(self, engine=name).open() for name in (BM25, EXACT)]
+                *(dataclasses.replace(self, engine=name).open() for name in (EXACT, BM25))
             )
         about: dict[str, Any] = {"engine": EXACT, "corpus": corpus.digest}
         if self.engine == SCAN:

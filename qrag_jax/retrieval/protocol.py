@@ -148,40 +148,33 @@ def fused(rows: Sequence[Hits]) -> Hits:
 
 
 class FusedIndex:
-    """Engines of one corpus as one. Queries must have all that any of them searches by."""
+    """Vectors and words of one corpus as one engine, by the first `DEPTH` passages of either.
 
-    def __init__(self, engines: Sequence[Index]) -> None:
-        self.engines, self.corpus = engines, engines[0].corpus
-
-    def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
-        """With a filter, each engine ranks only what agrees with it."""
-        hits = [engine.search(queries, DEPTH, where) for engine in self.engines]
-        rows = (fused([row_of(h, query) for h in hits]) for query in range(len(queries)))
-        return as_hits([best(*row, k) for row in rows], k)
-
-
-class WeightedIndex:
-    """A passage's score by vectors, plus `weight` times that by words, of which the best counts 1.
-
-    The first `DEPTH` passages of both rankings are scored; by words all others count 0.
+    weight: None: ranks are fused. Else a passage's score is that by vectors, plus the weight times
+    that by words, of which the best of the query counts 1.
     """
 
-    def __init__(self, by_vectors: VectorIndex, by_words: Index, weight: float) -> None:
+    def __init__(
+        self, by_vectors: VectorIndex, by_words: Index, weight: float | None = None
+    ) -> None:
         self.corpus, self.vectors = by_vectors.corpus, by_vectors.vectors
         self._near, self._worded, self._weight = by_vectors, by_words, weight
 
     def search(self, queries: Queries, k: int, where: Where | None = None) -> Hits:
+        """With a filter, both engines rank only what agrees with it."""
+        near, worded = (one.search(queries, DEPTH, where) for one in (self._near, self._worded))
+        both = [(row_of(near, query), row_of(worded, query)) for query in range(len(queries))]
+        if self._weight is None:
+            return as_hits([best(*fused(rows), k) for rows in both], k)
         assert queries.vectors is not None
-        near, worded = (e.search(queries, max(k, DEPTH), where) for e in (self._near, self._worded))
         numbers = np.unique(worded.numbers[worded.numbers != NONE])
         vectors, rows = self.vectors(numbers), []
-        for query, vector in enumerate(queries.vectors):
-            of_words = row_of(worded, query)
-            by_vector = vectors[np.searchsorted(numbers, of_words.numbers)] @ vector
-            scores = dict(zip(of_words.numbers.tolist(), by_vector.tolist(), strict=True))
-            scores |= zip(*(array.tolist() for array in row_of(near, query)), strict=True)
-            for number, score in zip(of_words.numbers.tolist(), of_words.scores, strict=True):
-                scores[number] += self._weight * score / of_words.scores[0]
+        for query, (by_vectors, by_words) in zip(queries.vectors, both, strict=True):
+            q = vectors[np.searchsorted(numbers, by_words.numbers)] @ query
+            scores = dict(zip(by_words.numbers.tolist(), q.tolist(), strict=True))
+            scores |= zip(by_vectors.numbers.tolist(), by_vectors.scores.tolist(), strict=True)
+            for number, score in zip(by_words.numbers.tolist(), by_words.scores, strict=True):
+                scores[number] += self._weight * score / by_words.scores[0]
             rows.append(best(np.array([*scores], np.int64), np.array([*scores.values()]), k))
         return as_hits(rows, k)
 

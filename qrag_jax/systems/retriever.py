@@ -41,7 +41,7 @@ from qrag_jax.retrieval.index_folder import (
     IndexAt,
 )
 from qrag_jax.retrieval.multi_step import Hit, MultiStepSearch, Rules, SingleStepSearch
-from qrag_jax.retrieval.protocol import WeightedIndex
+from qrag_jax.retrieval.protocol import FusedIndex
 from qrag_jax.runtime.config_fields import CONFIG_NAME, check
 from qrag_jax.runtime.retriever_config import NAME as RETRIEVER
 from qrag_jax.runtime.retriever_config import TITLE_SEPARATOR, RetrieverConfig
@@ -277,7 +277,7 @@ class Retriever:
             if self.rules.placement is not None:
                 raise InputError("bm25_weight is for retrievers without positions; leave it out.")
             words = dataclasses.replace(index, engine=BM25, url="").settled([BM25], "")
-            engine = WeightedIndex(engine, words.open(), weight)
+            engine = FusedIndex(engine, words.open(), weight)
         return index, MultiStepSearch(engine, self._backend.encoders, self.rules)
 
     def encode(self, texts: Sequence[str], *, questions: bool = False) -> np.ndarray:

@@ -31,7 +31,7 @@ from qrag_jax.retrieval.exact import ExactIndex
 from qrag_jax.retrieval.faiss_index import FaissIndex
 from qrag_jax.retrieval.index_folder import IndexAt
 from qrag_jax.retrieval.milvus import MilvusBM25Index, MilvusIndex
-from qrag_jax.retrieval.protocol import NONE, Hits, Queries, VectorIndex, WeightedIndex, Where
+from qrag_jax.retrieval.protocol import NONE, FusedIndex, Hits, Queries, VectorIndex, Where
 from qrag_jax.retrieval.qdrant import QdrantIndex
 from qrag_jax.retrieval.server_index import ServerIndex, ServerSettings
 from qrag_jax.retrieval.vectors import ScanIndex
@@ -232,7 +232,7 @@ def test_a_batch_is_its_queries_one_by_one(name: str, shelf: Shelf) -> None:
 def test_words_add_their_weight_to_vectors(name: str, shelf: Shelf) -> None:
     """By the definition: a passage that the words do not find gets nothing, the best one all."""
     task = shelf.task
-    index = WeightedIndex(shelf.index(name), shelf.index("bm25"), 0.3)
+    index = FusedIndex(shelf.index(name), shelf.index("bm25"), 0.3)
     for where in (None, {"kind": [1, 4]}, {"kind": 77}):
         words = by_words(task, where)
         most = np.maximum(words.max(axis=1, keepdims=True), 1e-9)
