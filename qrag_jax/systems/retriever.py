@@ -275,7 +275,7 @@ class Retriever:
         engine: Any = index.open()
         if weight := self.deployment.settings.bm25_weight:
             if self.rules.placement is not None:
-                raise InputError("bm25_weight is for retrievers without positions; leave it out.")
+                raise InputError("bm25_weight= needs env.positions=none in training; leave it out.")
             words = dataclasses.replace(index, engine=BM25, url="").settled([BM25], "")
             engine = FusedIndex(engine, words.open(), weight)
         return index, MultiStepSearch(engine, self._backend.encoders, self.rules)
