@@ -401,13 +401,11 @@ class ImitationGradient:
         of_chunk_rows = TokenRows(*(leaf[CHUNK] for leaf in rows))
         text = first_of_its_kind(*of_chunk_rows)[: batch.chunk_mask.size]
         text = text.reshape(batch.chunk_mask.shape)
-        present = batch.chunk_mask
-        if self.actor.config.stop_action:
-            present = present.at[:, -1].set(False)
         texts, there = (
             jnp.repeat(leaf.reshape(questions // group, -1), group, axis=0)
-            for leaf in (text, present)
+            for leaf in (text, batch.chunk_mask)
         )
+        # STOP has the same text in all questions.
         is_own_passage = (texts[:, :, None] == text[:, None]).any(axis=-1)
         return soft_q.twin_q(of_states, shared[:, None]).sum(-1), there & ~is_own_passage
 

@@ -179,14 +179,17 @@ SHAPES = {
 }
 
 
-def drawn(seed: int):
+def drawn(seed: int, towers: int):
     rng = np.random.default_rng(seed)
-    draw = lambda shape: rng.standard_normal(shape).astype(np.float32)  # noqa: E731
+    draw = lambda shape: rng.standard_normal(shape[2 - towers :]).astype(np.float32)  # noqa: E731
     return jax.tree.map(draw, SHAPES, is_leaf=lambda leaf: isinstance(leaf, tuple))
 
 
-def test_each_matrix_moves_as_alone_by_muon_and_all_else_as_by_adamw() -> None:
-    params, gradients = drawn(0), [drawn(seed) for seed in (1, 2, 3, 4)]
+@pytest.mark.parametrize("stacked", [(2, 3), (3,)])
+def test_each_matrix_moves_as_alone_by_muon_and_all_else_as_by_adamw(
+    stacked: tuple[int, ...],
+) -> None:
+    params, *gradients = (drawn(seed, len(stacked)) for seed in range(5))
     optimizer, adam = make_optimizer(MUON), make_optimizer(ADAM)
     state, adam_state = optimizer.init(params), adam.init(params)
     update, adam_update = jax.jit(optimizer.update), jax.jit(adam.update)
@@ -196,14 +199,13 @@ def test_each_matrix_moves_as_alone_by_muon_and_all_else_as_by_adamw() -> None:
         updates, state = update(gradient, state, params, finite=True)
         others, adam_state = adam_update(gradient, adam_state, params, finite=True)
         rate = 4.0 * float(learning_rate_schedule(MUON)(step))
-        for name, (number, layer) in ((n, at) for n in ("up", "down") for at in np.ndindex(2, 3)):
-            kernel = params["layers"][name]["kernel"][number, layer]
-            of = (name, number, layer)
-            own = gradient["layers"][name]["kernel"][number, layer]
+        for of in ((name, at) for name in ("up", "down") for at in np.ndindex(stacked)):
+            name, at = of
+            kernel, own = (tree["layers"][name]["kernel"][at] for tree in (params, gradient))
             moved, alone[of] = muon_update(own, alone.get(of) or muon.init(own))
             wider = max(1.0, own.shape[1] / own.shape[0]) ** 0.5  # Jordan's rule
             expected = -rate * (wider * np.asarray(moved) + 0.1 * kernel)
-            found = np.asarray(updates["layers"][name]["kernel"][number, layer])
+            found = np.asarray(updates["layers"][name]["kernel"][at])
             np.testing.assert_allclose(found, expected, rtol=2e-3, atol=1e-6)
         for both in (updates, others):
             del both["layers"]["up"]["kernel"], both["layers"]["down"]
