@@ -46,7 +46,7 @@ def update_cases(setting: Setting) -> Iterator[Case]:
         state, experience = system.first_state(), system.experience(run, STOP)
         taken, params = system.config, jax.tree.map(np.asarray, state.params)
         peer = BatchedPeer(
-            system.inputs.encoder.encoder,
+            system.inputs.model.encoder,
             params,
             *(taken.rollout, taken.pqn, taken.optimizer, taken.reward),
             device=setting.device,

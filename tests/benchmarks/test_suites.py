@@ -109,7 +109,7 @@ def test_differences_are_paired_by_question_and_seed() -> None:
 # ---------------------------------------------------------------- results
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("suite", SUITES)
 def test_a_quick_run_of_each_suite(suite: str) -> None:
     command = [sys.executable, "-m", "benchmarks", "--suite", suite, "--quick"]
