@@ -47,8 +47,7 @@ IN_PARALLEL := export JAX_DISABLE_MOST_OPTIMIZATIONS=1 XLA_FLAGS='$(QUICK_TO_COM
 	$(PY) -m pytest -n 2 --dist=loadfile --no-loadscope-reorder --max-worker-restart=0
 test: .venv/.installed-test
 	$(IN_PARALLEL)
-# Kills, full disks, two hosts and damaged checkpoints over short runs; the commands of docs/; all
-# benchmarks, quickly: an hour.
+# Kills, full disks, two hosts, damaged checkpoints; the commands of docs/; quick benchmarks: an hour.
 # At last the engines on Milvus, on a server of its own.
 nightly: .venv/.installed-test milvus
 	$(IN_PARALLEL) -m nightly
